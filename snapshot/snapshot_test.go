@@ -1,0 +1,159 @@
+package snapshot
+
+import (
+	"bytes"
+	"errors"
+	"math/rand"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func layerOf(t *testing.T, pages ...byte) *Layer {
+	t.Helper()
+	w, err := NewLayerWriter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range pages {
+		off, err := w.Append(bytes.Repeat([]byte{b}, PageSize))
+		if err != nil || off != int64(i)*PageSize {
+			t.Fatalf("Append: offset %d, %v", off, err)
+		}
+	}
+	l, err := w.Seal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestSealedLayerCannotChange(t *testing.T) {
+	l := layerOf(t, 1, 2)
+	defer l.Release()
+	if _, err := unix.Pwrite(l.FD(), []byte{9}, 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("write to a sealed layer: %v, want EPERM", err)
+	}
+	for _, size := range []int64{0, 3 * PageSize} {
+		if err := unix.Ftruncate(l.FD(), size); !errors.Is(err, unix.EPERM) {
+			t.Errorf("truncate to %d: %v, want EPERM", size, err)
+		}
+	}
+}
+
+func TestAppendRefusesPartOfAPage(t *testing.T) {
+	w, err := NewLayerWriter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Abandon()
+	if _, err := w.Append(make([]byte, 100)); err == nil {
+		t.Error("100 bytes were accepted")
+	}
+}
+
+func TestLastReleaseClosesTheDescriptor(t *testing.T) {
+	l := layerOf(t, 1)
+	a, err := NewTable(PageSize).Overlay([]Extent{{0, PageSize, l, 0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Release() // the table still holds it
+	if _, err := l.ReadAt(make([]byte, 1), 0); err != nil {
+		t.Fatalf("layer of a live table: %v", err)
+	}
+	a.Retain()
+	a.Release()
+	a.Release()
+	if _, err := l.ReadAt(make([]byte, 1), 0); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("read after the last release: %v, want ErrClosed", err)
+	}
+}
+
+func TestOverlayRefusesBadExtents(t *testing.T) {
+	l := layerOf(t, 1, 2, 3)
+	defer l.Release()
+	const p = PageSize
+	for name, top := range map[string][]Extent{
+		"no layer":          {{0, p, nil, 0}},
+		"unaligned":         {{1, p, l, 0}},
+		"empty":             {{0, 0, l, 0}},
+		"negative":          {{-p, p, l, 0}},
+		"past memory":       {{3 * p, 2 * p, l, 0}},
+		"past layer":        {{0, 3 * p, l, p}},
+		"negative offset":   {{0, p, l, -p}},
+		"overlap":           {{0, 2 * p, l, 0}, {p, p, l, 0}},
+		"huge":              {{0, 1 << 62, l, 0}},
+		"start overflowing": {{1<<63 - p, p, l, 0}},
+	} {
+		if _, err := NewTable(4 * p).Overlay(top); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// TestOverlayAgainstPlainCopy overlays random extents again and again and
+// compares each table with a plain array of pages.
+func TestOverlayAgainstPlainCopy(t *testing.T) {
+	const pages = 64
+	rng := rand.New(rand.NewSource(1))
+	type page struct {
+		layer *Layer
+		off   int64
+	}
+	model := make([]page, pages)
+	table := NewTable(pages * PageSize)
+	for round := 0; round < 200; round++ {
+		w, err := NewLayerWriter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Append(make([]byte, pages*PageSize)); err != nil {
+			t.Fatal(err)
+		}
+		l, err := w.Seal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var top []Extent
+		for at := rng.Intn(8); at < pages; {
+			n := 1 + rng.Intn(6)
+			if at+n > pages {
+				break
+			}
+			off := rng.Intn(pages - n + 1)
+			top = append(top, Extent{int64(at) * PageSize, int64(n) * PageSize, l, int64(off) * PageSize})
+			for i := range n {
+				model[at+i] = page{l, int64(off+i) * PageSize}
+			}
+			at += n + rng.Intn(8)
+		}
+		rng.Shuffle(len(top), func(i, j int) { top[i], top[j] = top[j], top[i] })
+		next, err := table.Overlay(top)
+		if err != nil {
+			t.Fatal(err)
+		}
+		table.Release()
+		l.Release()
+		table = next
+
+		got := make([]page, pages)
+		last := int64(-1)
+		for _, e := range table.Extents() {
+			if e.Start <= last {
+				t.Fatalf("round %d: extents out of order", round)
+			}
+			last = e.Start
+			for i := int64(0); i < e.Length; i += PageSize {
+				got[(e.Start+i)/PageSize] = page{e.Layer, e.Offset + i}
+			}
+		}
+		for i := range model {
+			if got[i] != model[i] {
+				t.Fatalf("round %d: page %d maps to %v, want %v", round, i, got[i], model[i])
+			}
+		}
+	}
+	table.Release()
+}
