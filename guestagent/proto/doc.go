@@ -1,0 +1,25 @@
+// Package proto is the language that a guest's agent and its host speak.
+//
+// One connection carries one operation. The client sends a [Handshake], which
+// names the protocol version, the generation of the machine it means and the
+// operation with its request; the agent answers with a reply or an [Error],
+// and the rest depends on the operation:
+//
+//	exec, attach   client: Data* EOF        agent: Reply, then Stdout, Stderr and Credit, then Exit
+//	wait           client: nothing          agent: Exit
+//	open           client: ReadAt, WriteAt, Call, one at a time; each is answered by Data, EOF, Reply or Error
+//	tar-out        client: nothing          agent: Reply Data* EOF, or Error at any point
+//	tar-in         client: Data* EOF        agent: Reply, then Reply or Error
+//	list, readdir, watch                    agent: Reply Item* EOF, or Error at any point
+//	everything else                         agent: Reply or Error
+//
+// Output needs no credit: a client that does not read stops the connection
+// and so, by way of a full pipe, the command. Input does need credit, so that
+// the agent always reads and sees at once when its client is gone: a client
+// may have at most [StdinWindow] bytes under way that no Credit frame gave
+// back.
+//
+// Either side may be hostile. A frame says its length before its payload and
+// is refused if that exceeds [MaxPayload]; memory is taken as bytes arrive and
+// not as they are announced.
+package proto
