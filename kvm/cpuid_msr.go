@@ -31,7 +31,9 @@ func transferMSRs(d *descriptor, r request, entries []MSREntry) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	copy(entries, msrs[:min(n, len(msrs))])
+	if r == reqGetMSRs { // what is set stays the caller's, who may share it
+		copy(entries, msrs[:min(n, len(msrs))])
+	}
 	if n < len(entries) {
 		return n, fmt.Errorf("kvm: %s: %w: %#x = %#x, number %d of %d",
 			r.name, ErrMSRRefused, entries[n].Index, entries[n].Data, n, len(entries))
