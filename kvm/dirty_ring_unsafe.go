@@ -8,12 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DirtyGFN is kvm_dirty_gfn, an entry of a dirty ring: a page that the guest
-// wrote, by slot and page number within the slot.
+// DirtyGFN is a page that the guest wrote.
 type DirtyGFN struct {
-	flags  uint32
 	Slot   uint32
-	Offset uint64
+	Offset uint64 // pages from the start of the slot
+}
+
+// dirtyGFN is kvm_dirty_gfn, an entry of a dirty ring. The kernel writes flags
+// last and reads them first.
+type dirtyGFN struct {
+	flags  uint32
+	slot   uint32
+	offset uint64
 }
 
 // Flags of a dirty ring's entry.
@@ -31,7 +37,7 @@ const dirtyRingOffset = 64 * 4096
 // [ExitDirtyRingFull].
 type DirtyRing struct {
 	page    []byte
-	entries []DirtyGFN
+	entries []dirtyGFN
 	next    int
 }
 
@@ -39,15 +45,15 @@ type DirtyRing struct {
 // capability was enabled with. The ring is for one goroutine at a time and is
 // closed by its owner.
 func (c *VCPU) MapDirtyRing(size int) (*DirtyRing, error) {
-	if size < int(unsafe.Sizeof(DirtyGFN{})) {
+	if size < int(unsafe.Sizeof(dirtyGFN{})) {
 		return nil, fmt.Errorf("kvm: map dirty ring: %w", unix.EINVAL)
 	}
 	page, err := unix.Mmap(c.FD(), dirtyRingOffset, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("kvm: map dirty ring: %w", err)
 	}
-	first := (*DirtyGFN)(unsafe.Pointer(unsafe.SliceData(page)))
-	return &DirtyRing{page: page, entries: unsafe.Slice(first, size/int(unsafe.Sizeof(DirtyGFN{})))}, nil
+	first := (*dirtyGFN)(unsafe.Pointer(unsafe.SliceData(page)))
+	return &DirtyRing{page: page, entries: unsafe.Slice(first, size/int(unsafe.Sizeof(dirtyGFN{})))}, nil
 }
 
 // Harvest hands out, in order, the entries written since the last call and
@@ -60,7 +66,7 @@ func (r *DirtyRing) Harvest(f func(DirtyGFN)) int {
 		if atomic.LoadUint32(&e.flags)&(gfnDirty|gfnReset) != gfnDirty {
 			break
 		}
-		f(DirtyGFN{Slot: e.Slot, Offset: e.Offset})
+		f(DirtyGFN{Slot: e.slot, Offset: e.offset})
 		atomic.StoreUint32(&e.flags, gfnReset)
 		r.next = (r.next + 1) % len(r.entries)
 	}

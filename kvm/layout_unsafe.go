@@ -65,7 +65,7 @@ var (
 	_ = [1]int{}[unsafe.Sizeof(GuestDebug{})-72]
 	_ = [1]int{}[unsafe.Sizeof(signalMask{})-12]
 	_ = [1]int{}[unsafe.Sizeof(SyncRegs{})-520]
-	_ = [1]int{}[unsafe.Sizeof(DirtyGFN{})-16]
+	_ = [1]int{}[unsafe.Sizeof(dirtyGFN{})-16]
 	_ = [1]int{}[unsafe.Sizeof(runPage{})-2352]
 	_ = [1]int{}[unsafe.Offsetof(runPage{}.exit)-32]
 	_ = [1]int{}[unsafe.Offsetof(runPage{}.sync)-304]

@@ -126,6 +126,23 @@ func (g *Guest) RealMode(t testing.TB, code []byte) {
 	must(t, g.VCPU.SetRegs(&kvm.Regs{RIP: CodeAddr, RSP: CodeAddr, RFLAGS: 2}))
 }
 
+// ProtectedMode puts code at CodeAddr and the vCPU there in 32-bit protected
+// mode without paging, at privilege level 0, all segments flat.
+func (g *Guest) ProtectedMode(t testing.TB, code []byte) {
+	t.Helper()
+	g.RealMode(t, code)
+	s, err := g.VCPU.Sregs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := kvm.Segment{Limit: 0xffffffff, Selector: 0x10, Type: 3, Present: 1, DB: 1, S: 1, G: 1}
+	s.DS, s.ES, s.FS, s.GS, s.SS = flat, flat, flat, flat, flat
+	s.CS = flat
+	s.CS.Selector, s.CS.Type = 0x08, 0xb
+	s.CR0 |= 1
+	must(t, g.VCPU.SetSregs(&s))
+}
+
 // Run runs the vCPU until it exits, and fails the test if the reason is not the
 // one wanted or none comes.
 func (g *Guest) Run(t testing.TB, want kvm.ExitReason) {
