@@ -1,36 +1,47 @@
 package virtio_test
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/forkvm/forkvm/devices/virtio"
 	"github.com/forkvm/forkvm/devices/virtio/virtiotest"
 )
 
+const (
+	fuzzRAM  = 4 * 4096
+	fuzzBase = 4096 // where the fuzzer's bytes go, which is where rings are
+)
+
+// written is what a seed wrote to memory, from fuzzBase on.
+func written(mem *virtiotest.Memory) []byte {
+	return bytes.TrimRight(mem.RAM()[fuzzBase:], "\x00")
+}
+
 // FuzzQueue runs a device over whatever a driver may have left in memory.
 func FuzzQueue(f *testing.F) {
 	for _, c := range hostile {
-		mem := virtiotest.NewMemory(3 * 4096)
+		mem := virtiotest.NewMemory(fuzzRAM)
 		r := virtiotest.NewRing(mem, 8, allFeatures)
 		c.do(mem, r)
 		st := r.State()
-		f.Add(uint8(3), true, uint32(st.Desc), uint32(st.Avail), uint32(st.Used), uint8(1), mem.RAM())
+		f.Add(uint8(3), true, uint32(st.Desc), uint32(st.Avail), uint32(st.Used), uint8(1), written(mem))
 	}
 	for _, events := range []bool{false, true} {
-		mem := virtiotest.NewMemory(3 * 4096)
+		mem := virtiotest.NewMemory(fuzzRAM)
 		r := virtiotest.NewRing(mem, 8, allFeatures)
 		r.Add(mem.Out([]byte("direct")), mem.In(8))
 		r.AddIndirect(mem.Out([]byte("indirect")), mem.In(8))
 		st := r.State()
-		f.Add(uint8(3), events, uint32(st.Desc), uint32(st.Avail), uint32(st.Used), uint8(2), mem.RAM())
+		f.Add(uint8(3), events, uint32(st.Desc), uint32(st.Avail), uint32(st.Used), uint8(2), written(mem))
 	}
 	f.Fuzz(func(t *testing.T, logSize uint8, events bool, desc, avail, used uint32, depth uint8, ram []byte) {
 		features := uint64(virtio.FeatureVersion1 | virtio.FeatureIndirectDesc)
 		if events {
 			features |= virtio.FeatureEventIdx
 		}
-		mem := virtiotest.NewMemory(min(len(ram), 1<<16))
-		copy(mem.RAM(), ram)
+		mem := virtiotest.NewMemory(fuzzRAM)
+		copy(mem.RAM()[fuzzBase:], ram)
 		size := uint16(1) << (logSize % 9)
 		q, err := virtio.NewQueue(mem, virtio.QueueState{
 			MaxSize: size, Size: size,
