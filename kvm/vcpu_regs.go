@@ -39,13 +39,13 @@ func (c *VCPU) SetSregs2(s *Sregs2) error {
 	return err
 }
 
-// FPU issues KVM_GET_FPU.
+// FPU issues KVM_GET_FPU. KVM leaves out MXCSR, which XSAVE has.
 func (c *VCPU) FPU() (f FPU, err error) {
 	_, err = exchange(&c.fd, reqGetFPU, &f)
 	return f, err
 }
 
-// SetFPU issues KVM_SET_FPU.
+// SetFPU issues KVM_SET_FPU. It leaves MXCSR as it is.
 func (c *VCPU) SetFPU(f *FPU) error {
 	_, err := exchange(&c.fd, reqSetFPU, f)
 	return err

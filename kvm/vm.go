@@ -119,7 +119,8 @@ func (v *VM) TSCKHz() (uint32, error) {
 	return uint32(khz), err
 }
 
-// SetTSCKHz issues KVM_SET_TSC_KHZ on the VM. See [CapVMTSCControl].
+// SetTSCKHz issues KVM_SET_TSC_KHZ on the VM, before any vCPU is made. See
+// [CapVMTSCControl].
 func (v *VM) SetTSCKHz(khz uint32) error {
 	_, err := v.fd.call(reqSetTSCKHz, uintptr(khz))
 	return err

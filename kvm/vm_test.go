@@ -139,13 +139,15 @@ func TestClock(t *testing.T) {
 }
 
 func TestVMTSCKHz(t *testing.T) {
-	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{})
-	khz, err := g.VM.TSCKHz()
+	vm, err := kvmtest.OpenOrSkip(t).CreateVM()
+	check(t, err)
+	defer vm.Close()
+	khz, err := vm.TSCKHz()
 	if err != nil || khz == 0 {
 		t.Fatalf("TSCKHz() = %d, %v", khz, err)
 	}
-	check(t, g.VM.SetTSCKHz(khz+1000))
-	if got, err := g.VM.TSCKHz(); got != khz+1000 || err != nil {
+	check(t, vm.SetTSCKHz(khz+1000))
+	if got, err := vm.TSCKHz(); got != khz+1000 || err != nil {
 		t.Errorf("TSCKHz() = %d, %v, want %d", got, err, khz+1000)
 	}
 }
