@@ -60,6 +60,9 @@ func (m *Memory) Alloc(n, align int) uint64 {
 	return gpa
 }
 
+// FreeAll takes back all that Alloc handed out.
+func (m *Memory) FreeAll() { m.next = pageSize }
+
 // Out places p in memory as a buffer for the device to read.
 func (m *Memory) Out(p []byte) Buffer {
 	b := Buffer{GPA: m.Alloc(len(p), 8), Len: uint32(len(p))}
