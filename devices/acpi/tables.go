@@ -85,13 +85,14 @@ const (
 	bootNoRTC         = 1 << 5
 
 	flagWBINVD       = 1 << 0
+	flagC1           = 1 << 2 // processors can halt
 	flagPowerButton  = 1 << 4 // no fixed power button
 	flagSleepButton  = 1 << 5 // no fixed sleep button
 	flagFixedRTC     = 1 << 6 // no fixed RTC wake status
 	flagResetReg     = 1 << 10
 	flagHeadless     = 1 << 12
 	flagHWReduced    = 1 << 20
-	fadtFlagsForever = flagWBINVD | flagPowerButton | flagSleepButton | flagFixedRTC |
+	fadtFlagsForever = flagWBINVD | flagC1 | flagPowerButton | flagSleepButton | flagFixedRTC |
 		flagResetReg | flagHeadless | flagHWReduced
 )
 
