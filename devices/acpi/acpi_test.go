@@ -152,7 +152,7 @@ func TestFADT(t *testing.T) {
 		{"SCI_INT", uint64(u16(f[46:])), 0},
 		{"CENTURY", uint64(f[108]), 0x32},
 		{"flags", uint64(u32(f[112:])), 1<<20 | 1<<12 | 1<<10 | 1<<6 | 1<<5 | 1<<4 | 1<<2 | 1<<0},
-		{"8042 in IAPC_BOOT_ARCH", uint64X, 0},
+		{"8042 in IAPC_BOOT_ARCH", uint64(u16(f[109:]) & (1 << 1)), 0},
 		{"CMOS RTC absent in IAPC_BOOT_ARCH", uint64(u16(f[109:]) & (1 << 5)), 0},
 		{"RESET_VALUE", uint64(f[128]), 0xfe},
 	} {
