@@ -45,7 +45,9 @@ func (c *VCPU) FPU() (f FPU, err error) {
 	return f, err
 }
 
-// SetFPU issues KVM_SET_FPU. It leaves MXCSR as it is.
+// SetFPU issues KVM_SET_FPU. It leaves MXCSR as it is, and does not mark the
+// state as in use: what is in its initial state so far is still initial when the
+// guest runs. SetXSAVE sets all of it.
 func (c *VCPU) SetFPU(f *FPU) error {
 	_, err := exchange(&c.fd, reqSetFPU, f)
 	return err
