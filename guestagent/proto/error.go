@@ -10,7 +10,8 @@ const (
 	CodeBadRequest  Code = "bad_request" // the request is malformed
 	CodeBusy        Code = "busy"        // too many operations or processes
 	CodeNoProcess   Code = "no_process"  // no process has this id
-	CodeState       Code = "state"       // the process cannot do this now
+	CodeState       Code = "state"       // the process is not of the kind for this
+	CodeDone        Code = "done"        // the process has ended
 	CodeUnsupported Code = "unsupported" // this agent cannot do this
 	CodeStart       Code = "start"       // a command could not be started; Stage says why
 	CodeFile        Code = "file"        // a file operation failed with Errno

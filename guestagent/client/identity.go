@@ -1,0 +1,95 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/forkvm/forkvm/guestagent/proto"
+)
+
+// MinEntropy is the fewest bytes of entropy that renew an identity.
+const MinEntropy = proto.MinEntropy
+
+// Identity is what makes a fork another machine than its parent.
+type Identity struct {
+	Generation Generation // not zero
+	Entropy    []byte     // at least MinEntropy bytes that no other machine gets
+	WallClock  time.Time
+	Hostname   string // empty: unchanged
+}
+
+// RenewReply confirms a renewal with what the machine has now.
+type RenewReply = proto.RenewReply
+
+// Renew gives the machine a new identity: entropy is credited to the kernel's
+// generator, which takes a new key, wall clock and host name are set, and from
+// then on the agent refuses operations of other generations. After a success
+// this Client uses the new generation. A machine whose renewal fails must not
+// be used: it may share its parent's randomness.
+func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
+	req := proto.RenewRequest{
+		Generation: id.Generation, Entropy: id.Entropy, WallClock: id.WallClock, Hostname: id.Hostname,
+	}
+	if err := req.Validate(); err != nil {
+		return RenewReply{}, fmt.Errorf("client: %w", err)
+	}
+	var reply RenewReply
+	if err := c.call(ctx, proto.OpRenew, req, &reply); err != nil {
+		return RenewReply{}, err
+	}
+	if reply.Generation != id.Generation || (id.Hostname != "" && reply.Hostname != id.Hostname) || bytes.Equal(reply.RandomHash, nil) {
+		return reply, fmt.Errorf("client: renew: %w: another identity confirmed", ErrProtocol)
+	}
+	c.SetGeneration(id.Generation)
+	return reply, nil
+}
+
+// SetClock sets the guest's wall clock.
+func (c *Client) SetClock(ctx context.Context, t time.Time) error {
+	return c.call(ctx, proto.OpClock, proto.ClockRequest{Time: t}, nil)
+}
+
+// AddEntropy credits random bytes to the guest kernel's generator, which takes
+// a new key from them.
+func (c *Client) AddEntropy(ctx context.Context, b []byte) error {
+	return c.call(ctx, proto.OpEntropy, proto.EntropyRequest{Bytes: b}, nil)
+}
+
+// SetHostname sets the guest's host name.
+func (c *Client) SetHostname(ctx context.Context, name string) error {
+	return c.call(ctx, proto.OpHostname, proto.HostnameRequest{Hostname: name}, nil)
+}
+
+// PowerOff has the guest power itself off. It returns when the agent has
+// agreed, not when the machine is off.
+func (c *Client) PowerOff(ctx context.Context) error {
+	return c.call(ctx, proto.OpPowerOff, nil, nil)
+}
+
+// Reboot has the guest restart itself. It returns when the agent has agreed.
+func (c *Client) Reboot(ctx context.Context) error {
+	return c.call(ctx, proto.OpReboot, nil, nil)
+}
+
+// ReadReady reads what an agent sends on the ready port ([proto.ReadyPort] of
+// the host) once it takes connections. The caller closes the connection.
+func ReadReady(r io.Reader) (Info, error) {
+	var info Info
+	t, payload, err := proto.NewReader(r).Next()
+	switch {
+	case err != nil:
+		return info, fmt.Errorf("client: ready: %w: %w", ErrProtocol, err)
+	case t != proto.TypeReady:
+		return info, fmt.Errorf("client: ready: %w", unexpected(t))
+	}
+	if err := decode(payload, &info); err != nil {
+		return info, fmt.Errorf("client: ready: %w", err)
+	}
+	if info.Version != proto.Version {
+		return info, fmt.Errorf("client: ready: %w: %d, not %d", ErrVersion, info.Version, proto.Version)
+	}
+	return info, nil
+}
