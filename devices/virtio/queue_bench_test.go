@@ -54,7 +54,7 @@ func BenchmarkPopPush(b *testing.B) {
 // has nothing for it: whoever goes to sleep without a last look loses a wake-up,
 // and the test ends at its deadline.
 func TestNoWakeUpIsLost(t *testing.T) {
-	const requests = 200_000
+	const requests = 50_000
 	for _, features := range []uint64{virtio.FeatureVersion1, allFeatures} {
 		p := newPair(t, 4, features)
 		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

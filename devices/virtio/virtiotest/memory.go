@@ -60,6 +60,9 @@ func (m *Memory) Alloc(n, align int) uint64 {
 	return gpa
 }
 
+// Free is the number of bytes that Alloc has left.
+func (m *Memory) Free() int { return len(m.ram) - int(m.next) }
+
 // FreeAll takes back all that Alloc handed out.
 func (m *Memory) FreeAll() { m.next = pageSize }
 

@@ -227,6 +227,12 @@ func (r *Ring) NeedsNotify() bool {
 	return r.availIdx != old && r.mem.loadWord(r.used)&1 == 0
 }
 
+// Size is the number of entries.
+func (r *Ring) Size() uint16 { return r.size }
+
+// Free is the number of free descriptors.
+func (r *Ring) Free() int { return len(r.free) }
+
 // UsedIdx is the device's index of the used ring.
 func (r *Ring) UsedIdx() uint16 { return uint16(r.mem.loadWord(r.used) >> 16) }
 
