@@ -326,27 +326,40 @@ func TestCloseIsConfirmed(t *testing.T) {
 
 func TestDeadlines(t *testing.T) {
 	r := newRig(t, Config{})
-	r.start(t, ringFeatures, 0)
-	r.addRX(1)
+	r.start(t, ringFeatures, 1)
 	c := r.open(t, 1)
+	r.irq.Wait(t.Context())
 	for _, d := range []time.Duration{-time.Second, time.Millisecond} {
-		c.SetDeadline(time.Now().Add(d))
+		c.SetReadDeadline(time.Now().Add(d))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("read: %v", err)
 		}
-		// The one buffer takes the first packet.
+	}
+	// The one buffer takes the first packet of the Write, which then waits.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
 		n, err := c.Write(make([]byte, 10000))
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("write: %v", err)
+		if n != rxBufferSize-headerSize || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("wrote %d bytes, %v", n, err)
 		}
-		if d > 0 && n != rxBufferSize-headerSize {
-			t.Errorf("wrote %d bytes", n)
-		}
+	}()
+	if err := r.irq.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.SetWriteDeadline(time.Now().Add(time.Millisecond))
+	<-done
+	if n, err := c.Write([]byte("x")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("wrote %d bytes, %v after the deadline", n, err)
 	}
 	c.SetDeadline(time.Time{})
 	r.send(hdr(opRW, 1, 5000), []byte("x"))
 	if _, err := c.Read(make([]byte, 1)); err != nil {
 		t.Errorf("read after the deadline was lifted: %v", err)
+	}
+	r.recv()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Errorf("write after the deadline was lifted: %v", err)
 	}
 }
 

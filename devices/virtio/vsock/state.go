@@ -31,7 +31,8 @@ type Reset struct {
 func (d *Device) Save() State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := State{Active: d.active, NextPort: d.nextPort}
+	// What was restored but not activated yet is what it was.
+	s := State{Active: d.active || d.resetting != resetNone, NextPort: d.nextPort}
 	for k := range d.conns {
 		s.Resets = append(s.Resets, Reset{HostCID: HostCID, HostPort: k.host, GuestPort: k.guest, Type: typeStream})
 	}
