@@ -1,0 +1,139 @@
+package vmm
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/guestagent/proto"
+)
+
+// awaitAgent waits for the agent's word that it takes connections.
+func (vm *VM) awaitAgent(ctx context.Context, l net.Listener) error {
+	told := make(chan error, 1)
+	go func() { told <- vm.readReady(l) }()
+	select {
+	case err := <-told:
+		return vm.because(err)
+	case <-vm.ended:
+		return vm.err()
+	case <-ctx.Done():
+		return fmt.Errorf("no word from the agent: %w", ctx.Err())
+	}
+}
+
+// readReady ends when the listener or the machine is closed, at the latest.
+func (vm *VM) readReady(l net.Listener) error {
+	conn, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	info, err := client.ReadReady(conn)
+	if err != nil {
+		return err
+	}
+	for _, w := range info.Warnings {
+		vm.cfg.Logger.Warn("guest agent", "warning", w)
+	}
+	vm.info = info
+	return nil
+}
+
+// renewIdentity gives the machine an identity that no other has, and returns
+// when the agent has taken it. Until then the agent refuses all other work.
+func (vm *VM) renewIdentity(ctx context.Context) error {
+	conn, err := vm.dialAgent(ctx)
+	if err != nil {
+		return err
+	}
+	// Once connected: a clock from before would be as late as the dial took.
+	id := client.Identity{
+		Entropy:   make([]byte, 64),
+		WallClock: time.Now(),
+		Hostname:  vm.cfg.Hostname,
+	}
+	rand.Read(id.Generation[:]) // never fails
+	rand.Read(id.Entropy)
+	once := client.New(func(context.Context) (net.Conn, error) { return conn, nil })
+	if _, err := once.Renew(ctx, id); err != nil {
+		return vm.because(err)
+	}
+	vm.agent = client.New(vm.dialAgent, client.WithGeneration(id.Generation))
+	return nil
+}
+
+func (vm *VM) dialAgent(ctx context.Context) (net.Conn, error) { return vm.Dial(ctx, proto.AgentPort) }
+
+// Agent is the client of the guest's agent: commands, processes and files.
+func (vm *VM) Agent() *client.Client { return vm.agent }
+
+// Command prepares a command to run in the guest, as [os/exec.Command] does
+// on the host.
+func (vm *VM) Command(name string, arg ...string) *client.Cmd {
+	return vm.agent.Command(name, arg...)
+}
+
+// CommandContext is Command with a context that kills the command when it
+// ends.
+func (vm *VM) CommandContext(ctx context.Context, name string, arg ...string) *client.Cmd {
+	return vm.agent.CommandContext(ctx, name, arg...)
+}
+
+// Dial connects to a vsock port on which a process in the guest listens.
+func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
+	conn, err := vm.board.vsock.Dial(ctx, port)
+	if err != nil {
+		return nil, vm.because(err)
+	}
+	return &guestConn{conn.(halfCloser), vm}, nil
+}
+
+// Listen takes connections that processes in the guest make to a vsock port
+// of the host, context id 2.
+func (vm *VM) Listen(port uint32) (net.Listener, error) { return vm.board.vsock.Listen(port) }
+
+// ServeUnix lets other programs connect to the guest through a Unix socket:
+// they write "CONNECT port\n", read "OK hostport\n", and go on. It returns
+// when ctx or the machine ends.
+func (vm *VM) ServeUnix(ctx context.Context, l *net.UnixListener) error {
+	return vm.board.vsock.ServeUnix(ctx, l)
+}
+
+type halfCloser interface {
+	net.Conn
+	CloseWrite() error
+	CloseRead() error
+}
+
+// guestConn says why the machine ended where the connection alone would only
+// say that it was reset.
+type guestConn struct {
+	halfCloser
+	vm *VM
+}
+
+func (c *guestConn) Read(p []byte) (int, error) {
+	n, err := c.halfCloser.Read(p)
+	return n, c.vm.because(err)
+}
+
+func (c *guestConn) Write(p []byte) (int, error) {
+	n, err := c.halfCloser.Write(p)
+	return n, c.vm.because(err)
+}
+
+// because replaces an error that the end of the machine may have caused by
+// how it ended.
+func (vm *VM) because(err error) error {
+	if err == nil {
+		return nil
+	}
+	if outcome := vm.err(); outcome != nil {
+		return outcome
+	}
+	return err
+}

@@ -1,0 +1,104 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+)
+
+// Limits of a [Config].
+const (
+	MaxVCPUs  = 8
+	MinMemory = 64 << 20
+	MaxMemory = 512 << 30
+)
+
+// ErrConfig is wrapped by every error about a field of a [Config].
+var ErrConfig = errors.New("bad configuration")
+
+// Config describes a machine to boot.
+type Config struct {
+	// Kernel is the path of an uncompressed x86-64 ELF kernel, a vmlinux.
+	// Package initrd finds one, or makes it of any bzImage.
+	Kernel string
+
+	// Initramfs is the initial file system, a cpio archive, whose /init is
+	// the guest agent. Package initrd packs one.
+	Initramfs []byte
+
+	// Cmdline is appended to the kernel command line that the machine
+	// itself needs. Of an option given twice Linux takes the later one.
+	Cmdline string
+
+	// VCPUs is the number of virtual CPUs, 1 to [MaxVCPUs]. Zero means 1.
+	VCPUs int
+
+	// Memory is the size of RAM in bytes, a multiple of 2 MiB from
+	// [MinMemory] to [MaxMemory]. It is allocated as the guest uses it.
+	// Zero means 256 MiB.
+	Memory int64
+
+	// Hostname is the guest's host name. Empty means "forkvm".
+	Hostname string
+
+	// Console receives what the guest writes to its serial port. Nil
+	// discards it; the last 64 KiB are kept in either case for reports of a
+	// panic. A slow writer slows the guest.
+	Console io.Writer
+
+	// Trace, if set, is told of every exit from guest to host. It runs on
+	// the thread of the vCPU and slows it.
+	Trace func(TraceEvent)
+
+	// Logger receives what an operator wants to know. Nil logs nothing.
+	Logger *slog.Logger
+
+	// KVM is the path of the device. Empty means /dev/kvm.
+	KVM string
+
+	// noAgent boots without waiting for an agent; for tests whose guest is
+	// a few bytes of code.
+	noAgent bool
+}
+
+func (c Config) withDefaults() Config {
+	if c.VCPUs == 0 {
+		c.VCPUs = 1
+	}
+	if c.Memory == 0 {
+		c.Memory = 256 << 20
+	}
+	if c.Hostname == "" {
+		c.Hostname = "forkvm"
+	}
+	if c.Console == nil {
+		c.Console = io.Discard
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	bad := func(field, format string, args ...any) error {
+		return fmt.Errorf("vmm: %w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case c.Kernel == "":
+		return bad("Kernel", "no path given")
+	case c.VCPUs < 1 || c.VCPUs > MaxVCPUs:
+		return bad("VCPUs", "%d is not between 1 and %d", c.VCPUs, MaxVCPUs)
+	case c.Memory < MinMemory || c.Memory > MaxMemory:
+		return bad("Memory", "%d bytes is not between %d MiB and %d GiB", c.Memory, MinMemory>>20, int64(MaxMemory)>>30)
+	case c.Memory%(2<<20) != 0:
+		return bad("Memory", "%d bytes is not a multiple of 2 MiB", c.Memory)
+	case len(c.Hostname) > 64 || strings.ContainsAny(c.Hostname, " \t\n\x00\""):
+		return bad("Hostname", "%q is not a host name of at most 64 bytes", c.Hostname)
+	case strings.ContainsAny(c.Cmdline, "\n\x00"):
+		return bad("Cmdline", "contains a line break or NUL")
+	}
+	return nil
+}

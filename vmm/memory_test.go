@@ -1,0 +1,218 @@
+package vmm
+
+import (
+	"bytes"
+	"errors"
+	"math/rand"
+	"os"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+func newMemory(t *testing.T, size int64) *memory {
+	t.Helper()
+	table := snapshot.NewTable(size)
+	defer table.Release()
+	return mapped(t, table)
+}
+
+func mapped(t *testing.T, table *snapshot.Table) *memory {
+	t.Helper()
+	m, err := mapMemory(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func TestSliceAroundTheGap(t *testing.T) {
+	m := newMemory(t, 4<<30) // 3 GiB below the gap, 1 GiB above
+	for _, c := range []struct {
+		gpa, n uint64
+		ok     bool
+	}{
+		{0, 4096, true},
+		{gapStart - 1, 1, true},
+		{gapStart - 1, 2, false},
+		{gapStart, 1, false},
+		{gapEnd - 1, 2, false},
+		{gapEnd, 1 << 30, true},
+		{gapEnd, 1<<30 + 1, false},
+		{5<<30 - 8, 8, true},
+		{5 << 30, 1, false},
+		{^uint64(0), 2, false},
+		{8, ^uint64(0), false},
+	} {
+		p, err := m.Slice(c.gpa, c.n)
+		if c.ok != (err == nil) || err == nil && uint64(len(p)) != c.n {
+			t.Errorf("Slice(%#x, %#x): %d bytes, %v; want ok %v", c.gpa, c.n, len(p), err, c.ok)
+		}
+		if err != nil && !errors.Is(err, errNotRAM) {
+			t.Errorf("Slice(%#x, %#x): %v is not errNotRAM", c.gpa, c.n, err)
+		}
+	}
+	// The first byte above the gap lies right after the last below.
+	p, err := m.Slice(gapEnd, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p[0] = 7
+	if m.ram[gapStart] != 7 {
+		t.Error("memory above the gap is not where it should be")
+	}
+}
+
+func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) {
+	const pages = 512
+	rng := rand.New(rand.NewSource(2))
+	parent := newMemory(t, pages*pageSize)
+	scribble := func(m *memory, model []byte, n int) {
+		for range n {
+			at := rng.Intn(len(model) - 64)
+			for i := range 64 {
+				b := byte(rng.Int())
+				m.ram[at+i], model[at+i] = b, b
+			}
+		}
+	}
+	model := make([]byte, pages*pageSize)
+	for round := range 20 {
+		scribble(parent, model, 1+rng.Intn(300))
+		table, dirty, err := parent.capture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dirty == 0 {
+			t.Fatalf("round %d: nothing found to capture", round)
+		}
+		frozen := bytes.Clone(model)
+		child, other := mapped(t, table), mapped(t, table)
+		table.Release()
+		childModel := bytes.Clone(model)
+		scribble(child, childModel, 50)
+		scribble(parent, model, 50)
+		for name, c := range map[string]struct{ got, want []byte }{
+			"parent":  {parent.ram, model},
+			"child":   {child.ram, childModel},
+			"sibling": {other.ram, frozen},
+		} {
+			if !bytes.Equal(c.got, c.want) {
+				t.Fatalf("round %d: %s has wrong bytes", round, name)
+			}
+		}
+	}
+}
+
+func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) {
+	m := newMemory(t, 4<<20)
+	for _, page := range []int{3, 4, 100, 700} {
+		m.ram[page*pageSize] = 1
+	}
+	_ = m.ram[900*pageSize] // read only: no private page
+	for i, want := range []int64{4, 0, 1, 0} {
+		if i == 2 {
+			m.ram[100*pageSize+5] = 2
+		}
+		table, dirty, err := m.capture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		table.Release()
+		if dirty != want {
+			t.Errorf("capture %d: %d pages, want %d", i, dirty, want)
+		}
+	}
+}
+
+func TestLongTablesAreRewritten(t *testing.T) {
+	const pages = 8192
+	m := newMemory(t, pages*pageSize)
+	rng := rand.New(rand.NewSource(3))
+	for range 30 {
+		for range 200 {
+			m.ram[rng.Intn(pages)*pageSize] = byte(rng.Int())
+		}
+		table, _, err := m.capture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(table.Extents()); n > maxExtents {
+			t.Errorf("a table of %d extents", n)
+		}
+		child := mapped(t, table)
+		table.Release()
+		if !bytes.Equal(child.ram, m.ram) {
+			t.Fatal("child differs")
+		}
+	}
+}
+
+// TestPagemapScanAgreesWithPagemap compares the two ways to find pages.
+func TestPagemapScanAgreesWithPagemap(t *testing.T) {
+	m := newMemory(t, 8<<20)
+	rng := rand.New(rand.NewSource(4))
+	for range 100 {
+		m.ram[rng.Intn(len(m.ram))] = 1
+	}
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	slow, err := readPagemap(f, m.ram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fast, err := scanPagemap(f, m.ram)
+	if errors.Is(err, unix.ENOTTY) {
+		t.Log("this kernel has no PAGEMAP_SCAN")
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(slow, fast) {
+		t.Errorf("PAGEMAP_SCAN finds %v, pagemap %v", fast, slow)
+	}
+}
+
+func TestCoalesce(t *testing.T) {
+	rng := rand.New(rand.NewSource(5))
+	for range 200 {
+		var runs []run
+		at := int64(rng.Intn(5))
+		for range rng.Intn(100) {
+			n := 1 + int64(rng.Intn(5))
+			runs = append(runs, run{at * pageSize, (at + n) * pageSize})
+			at += n + 1 + int64(rng.Intn(20))
+		}
+		limit := 1 + rng.Intn(50)
+		in := slices.Clone(runs)
+		out := coalesce(runs, limit)
+		if len(out) > limit {
+			t.Fatalf("%d runs, limit %d", len(out), limit)
+		}
+		if !slices.Equal(in, runs) {
+			t.Fatal("the input was changed")
+		}
+		for _, r := range runs { // each lies within one of out
+			if !slices.ContainsFunc(out, func(o run) bool { return o.start <= r.start && r.end <= o.end }) {
+				t.Fatalf("%v lost", r)
+			}
+		}
+		for i := 1; i < len(out); i++ {
+			if out[i].start <= out[i-1].end {
+				t.Fatalf("runs out of order: %v", out)
+			}
+		}
+	}
+}

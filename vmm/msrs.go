@@ -1,0 +1,142 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/forkvm/forkvm/kvm"
+)
+
+// Model-specific registers that are treated one by one. Names follow
+// arch/x86/include/asm/msr-index.h and kvm_para.h.
+const (
+	msrTSC         = 0x10
+	msrWallClock   = 0x11 // MSR_KVM_WALL_CLOCK
+	msrSystemTime  = 0x12 // MSR_KVM_SYSTEM_TIME
+	msrTSCDeadline = 0x6e0
+	msrWallClock2  = 0x4b564d00 // MSR_KVM_WALL_CLOCK_NEW
+
+	msrHyperVFirst, msrHyperVLast = 0x40000000, 0x400001ff
+)
+
+// maxMSRs is how many KVM takes at once.
+const maxMSRs = 255
+
+// excludedMSR says why an MSR of KVM's list is not saved with the others, or
+// "" if it is.
+func excludedMSR(index uint32) string {
+	switch {
+	case index == msrTSC:
+		return "restored as one offset for all vCPUs"
+	case index == msrTSCDeadline:
+		return "restored last, after the counter it is compared with"
+	case index == msrWallClock, index == msrWallClock2:
+		return "no state: writing it makes KVM store the time in guest memory"
+	case index == msrSystemTime:
+		return "an older name of MSR_KVM_SYSTEM_TIME_NEW; writing it turns the master clock off"
+	case index >= msrHyperVFirst && index <= msrHyperVLast:
+		return "Hyper-V enlightenments are not offered to the guest"
+	}
+	return ""
+}
+
+// msrList is what is saved of a vCPU's MSRs: KVM's own list, less those that
+// are excluded and those that this vCPU does not have.
+type msrList struct{ indices []uint32 }
+
+// newMSRList asks a vCPU of the guest's CPUID, which decides what it has.
+func newMSRList(s *kvm.System, c *kvm.VCPU) (*msrList, error) {
+	all, err := s.MSRIndexList()
+	if err != nil {
+		return nil, fmt.Errorf("vmm: KVM_GET_MSR_INDEX_LIST: %w", err)
+	}
+	slices.Sort(all)
+	var l msrList
+	for _, index := range slices.Compact(all) {
+		if excludedMSR(index) != "" {
+			continue
+		}
+		if _, err := readMSR(c, index); err == nil {
+			l.indices = append(l.indices, index)
+		}
+	}
+	return &l, nil
+}
+
+func (l *msrList) read(c *kvm.VCPU) ([]kvm.MSREntry, error) {
+	entries := make([]kvm.MSREntry, len(l.indices))
+	for i, index := range l.indices {
+		entries[i].Index = index
+	}
+	for chunk := range slices.Chunk(entries, maxMSRs) {
+		if _, err := c.MSRs(chunk); err != nil {
+			return nil, err
+		}
+	}
+	return entries, nil
+}
+
+// writeMSRs sets all entries. KVM stops at the first that it refuses, and
+// some can only be read; that is no loss if the vCPU has the value anyway.
+func writeMSRs(c *kvm.VCPU, entries []kvm.MSREntry) error {
+	for len(entries) > 0 {
+		chunk := entries[:min(len(entries), maxMSRs)]
+		n, err := c.SetMSRs(chunk)
+		if errors.Is(err, kvm.ErrMSRRefused) {
+			e := chunk[n]
+			if have, readErr := readMSR(c, e.Index); readErr != nil || have != e.Data {
+				return fmt.Errorf("%w; it is %#x", err, have)
+			}
+			n++
+		} else if err != nil {
+			return err
+		}
+		entries = entries[n:]
+	}
+	return nil
+}
+
+func readMSR(c *kvm.VCPU, index uint32) (uint64, error) {
+	e := []kvm.MSREntry{{Index: index}}
+	if _, err := c.MSRs(e); err != nil {
+		return 0, err
+	}
+	return e[0].Data, nil
+}
+
+// The LAPIC's timer register, Intel SDM volume 3, 12.5.1: bits 18:17 are the
+// mode, bit 16 masks it.
+const (
+	lapicLVTTimer     = 0x320
+	timerModeMask     = 3 << 17
+	timerModeDeadline = 2 << 17
+	timerMasked       = 1 << 16
+)
+
+func usesDeadline(l *kvm.LAPICState) bool {
+	lvt := l.Register(lapicLVTTimer)
+	return lvt&timerModeMask == timerModeDeadline && lvt&timerMasked == 0
+}
+
+// readDeadline reads the timer's deadline. KVM reports 0 for one that has
+// passed, whose interrupt may have been on its way when the vCPU stopped; it
+// is replaced by the present, so the restored timer fires at once. One tick
+// too many is harmless, one too few stops a guest for ever.
+func readDeadline(c *kvm.VCPU, st *vcpuState) (uint64, error) {
+	if !usesDeadline(&st.LAPIC) {
+		return 0, nil
+	}
+	d, err := readMSR(c, msrTSCDeadline)
+	if err == nil && d == 0 {
+		d = max(st.TSC, 1)
+	}
+	return d, err
+}
+
+func writeDeadline(c *kvm.VCPU, st *vcpuState) error {
+	if st.Deadline == 0 {
+		return nil
+	}
+	return writeMSRs(c, []kvm.MSREntry{{Index: msrTSCDeadline, Data: st.Deadline}})
+}

@@ -1,0 +1,100 @@
+package vmm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// run is a range of pages by byte offset into RAM.
+type run struct{ start, end int64 }
+
+func (r run) pages() int64 { return (r.end - r.start) / pageSize }
+
+// privatePages finds the pages of ram that are private to it: written since
+// they were mapped, by the guest or by a device, and so not those of a layer.
+// No page may be written meanwhile.
+//
+// PAGEMAP_SCAN (Linux 6.7) answers with ranges; before that every page's
+// entry in /proc/self/pagemap is read.
+func privatePages(ram []byte) ([]run, error) {
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		return nil, fmt.Errorf("vmm: find written pages: %w", err)
+	}
+	defer f.Close()
+	runs, err := scanPagemap(f, ram)
+	if errors.Is(err, unix.ENOTTY) {
+		runs, err = readPagemap(f, ram)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("vmm: find written pages: %w", err)
+	}
+	return runs, nil
+}
+
+// readPagemap is the answer for kernels without PAGEMAP_SCAN. See
+// Documentation/admin-guide/mm/pagemap.rst: bit 63 present, bit 62 swapped,
+// bit 61 page of a file. A page of zeros that was only ever read counts as
+// private here, which costs a copy and is not wrong.
+func readPagemap(f *os.File, ram []byte) ([]run, error) {
+	const present, swapped, file = 1 << 63, 1 << 62, 1 << 61
+	var (
+		runs []run
+		buf  [64 << 10]byte
+		at   = int64(hostAddr(ram)) / pageSize * 8
+		n    = int64(len(ram)) / pageSize * 8
+	)
+	for done := int64(0); done < n; {
+		chunk := buf[:min(int64(len(buf)), n-done)]
+		if _, err := f.ReadAt(chunk, at+done); err != nil {
+			return nil, err
+		}
+		for i := 0; i < len(chunk); i += 8 {
+			e := binary.LittleEndian.Uint64(chunk[i:])
+			if e&(present|swapped) != 0 && e&file == 0 {
+				start := (done + int64(i)) / 8 * pageSize
+				runs = appendRun(runs, run{start, start + pageSize})
+			}
+		}
+		done += int64(len(chunk))
+	}
+	return runs, nil
+}
+
+func appendRun(runs []run, r run) []run {
+	if n := len(runs); n > 0 && runs[n-1].end == r.start {
+		runs[n-1].end = r.end
+		return runs
+	}
+	return append(runs, r)
+}
+
+// coalesce joins the runs with the smallest gaps between them until at most
+// limit are left. The clean pages in the gaps are copied along: correct, only
+// more. It bounds the number of mappings a child needs, of which a process
+// has 65,530 by default (vm.max_map_count).
+func coalesce(runs []run, limit int) []run {
+	if len(runs) <= limit {
+		return runs
+	}
+	gaps := make([]int64, 0, len(runs)-1)
+	for i := 1; i < len(runs); i++ {
+		gaps = append(gaps, runs[i].start-runs[i-1].end)
+	}
+	slices.Sort(gaps)
+	widest := gaps[len(runs)-limit-1]
+	out := []run{runs[0]}
+	for _, r := range runs[1:] {
+		if last := &out[len(out)-1]; r.start-last.end <= widest {
+			last.end = r.end
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}

@@ -1,0 +1,192 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// shell is a machine as KVM sees it, before any state: memory, interrupt
+// controllers and parked vCPUs.
+type shell struct {
+	sys   *kvm.System
+	vm    *kvm.VM
+	mem   *memory
+	vcpus []*vcpu
+
+	xsaveSize int // bytes of a vCPU's XSAVE area
+}
+
+// newShell builds a shell over the memory that table describes.
+//
+// Memslots come right after KVM_CREATE_VM: registering them after the
+// interrupt chips costs a grace period, 7 ms, on Linux 6.18 (commit 7d9a0273).
+func newShell(path string, vcpus int, table *snapshot.Table, exit func(*vcpu) bool, fail func(*vcpu, error)) (s *shell, err error) {
+	if err := checkSIGURG(); err != nil {
+		return nil, err
+	}
+	s = new(shell)
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.sys, err = kvm.Open(path); err != nil {
+		return s, fmt.Errorf("vmm: %w", err)
+	}
+	if err := checkAPI(s.sys); err != nil {
+		return s, err
+	}
+	cpuid, err := guestCPUID(s.sys)
+	if err != nil {
+		return s, err
+	}
+	if s.vm, err = s.sys.CreateVM(); err != nil {
+		return s, fmt.Errorf("vmm: create VM: %w", err)
+	}
+	if s.mem, err = mapMemory(table); err != nil {
+		return s, err
+	}
+	if err := s.setMemslots(); err != nil {
+		return s, err
+	}
+	if s.xsaveSize, err = s.vm.CheckExtension(kvm.CapXSAVE2); err != nil {
+		return s, fmt.Errorf("vmm: size of XSAVE: %w", err)
+	}
+	if err := s.createChips(); err != nil {
+		return s, err
+	}
+	for i := range vcpus {
+		c, err := newVCPU(s.vm, i, exit, fail)
+		if err != nil {
+			return s, err
+		}
+		s.vcpus = append(s.vcpus, c)
+		var setErr error
+		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(cpuid, i, vcpus)) })
+		if setErr != nil {
+			return s, fmt.Errorf("vmm: vCPU %d: CPUID: %w", i, setErr)
+		}
+	}
+	return s, nil
+}
+
+func (s *shell) setMemslots() error {
+	base := uint64(hostAddr(s.mem.ram))
+	for i, r := range regions(uint64(len(s.mem.ram))) {
+		err := s.vm.SetUserMemoryRegion(kvm.UserspaceMemoryRegion{
+			Slot: uint32(i), GuestPhysAddr: r.gpa, MemorySize: r.size, UserspaceAddr: base + r.offset,
+		})
+		if err != nil {
+			return fmt.Errorf("vmm: memslot %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (s *shell) createChips() error {
+	// Intel CPUs run real mode as a task and need room for it; AMD ones
+	// accept and ignore both.
+	if err := s.vm.SetIdentityMapAddr(identityMapAddr); err != nil {
+		return fmt.Errorf("vmm: identity map: %w", err)
+	}
+	if err := s.vm.SetTSSAddr(tssAddr); err != nil {
+		return fmt.Errorf("vmm: TSS: %w", err)
+	}
+	if err := s.vm.CreateIRQChip(); err != nil {
+		return fmt.Errorf("vmm: interrupt controllers: %w", err)
+	}
+	if err := s.maskPICs(); err != nil {
+		return err
+	}
+	if err := s.vm.CreatePIT2(kvm.PITConfig{Flags: kvm.PITSpeakerDummy}); err != nil {
+		return fmt.Errorf("vmm: timer: %w", err)
+	}
+	return nil
+}
+
+// maskPICs masks the two 8259s, which KVM makes unmasked with vectors from 0
+// on. A guest of hardware-reduced ACPI never touches them, so an interrupt of
+// a device would reach it a second time, as a CPU exception.
+func (s *shell) maskPICs() error {
+	const imr = 2 // offset in struct kvm_pic_state
+	for _, id := range []uint32{kvm.PICMaster, kvm.PICSlave} {
+		chip, err := s.vm.IRQChip(id)
+		if err != nil {
+			return fmt.Errorf("vmm: mask PIC: %w", err)
+		}
+		chip.Chip[imr] = 0xff
+		if err := s.vm.SetIRQChip(chip); err != nil {
+			return fmt.Errorf("vmm: mask PIC: %w", err)
+		}
+	}
+	return nil
+}
+
+// close ends the vCPUs and frees everything, in the reverse order.
+func (s *shell) close() error {
+	var errs []error
+	for _, c := range s.vcpus {
+		errs = append(errs, c.close())
+	}
+	if s.vm != nil {
+		errs = append(errs, s.vm.Close())
+	}
+	if s.mem != nil {
+		errs = append(errs, s.mem.close())
+	}
+	if s.sys != nil {
+		errs = append(errs, s.sys.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// onAll runs f on every vCPU's thread at once and joins the errors.
+func (s *shell) onAll(f func(*vcpu) error) error {
+	errs := make([]error, len(s.vcpus))
+	done := make(chan bool, len(s.vcpus))
+	for i, c := range s.vcpus {
+		ok := c.post(func() {
+			if err := f(c); err != nil {
+				errs[i] = fmt.Errorf("vmm: vCPU %d: %w", i, err)
+			}
+			done <- true
+		})
+		if !ok {
+			done <- false
+		}
+	}
+	for range s.vcpus {
+		if !<-done {
+			errs = append(errs, ErrClosed)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkAPI refuses a KVM that lacks what every machine needs.
+func checkAPI(s *kvm.System) error {
+	v, err := s.APIVersion()
+	if err != nil {
+		return fmt.Errorf("vmm: KVM API version: %w", err)
+	}
+	if v != 12 {
+		return fmt.Errorf("vmm: KVM API version %d, want 12", v)
+	}
+	for _, c := range []kvm.Cap{
+		kvm.CapIRQChip, kvm.CapUserMemory, kvm.CapSetTSSAddr, kvm.CapExtCPUID, kvm.CapMPState,
+		kvm.CapPIT2, kvm.CapPITState2, kvm.CapAdjustClock, kvm.CapVCPUEvents, kvm.CapDebugRegs,
+		kvm.CapXSAVE2, kvm.CapXCRs, kvm.CapImmediateExit, kvm.CapGetTSCKHz,
+	} {
+		n, err := s.CheckExtension(c)
+		if err != nil {
+			return fmt.Errorf("vmm: KVM_CHECK_EXTENSION %v: %w", c, err)
+		}
+		if n == 0 {
+			return fmt.Errorf("vmm: this KVM lacks %v, which forkvm needs", c)
+		}
+	}
+	return nil
+}

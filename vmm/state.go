@@ -1,0 +1,226 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/forkvm/forkvm/kvm"
+)
+
+// vcpuState is all of a vCPU that a guest could notice.
+type vcpuState struct {
+	MPState   kvm.MPState
+	Regs      kvm.Regs
+	Sregs     kvm.Sregs
+	XSAVE     []byte // of the size that KVM_CAP_XSAVE2 names
+	XCRs      kvm.XCRs
+	DebugRegs kvm.DebugRegs
+	LAPIC     kvm.LAPICState
+	TSCKHz    uint32
+	MSRs      []kvm.MSREntry // less the time-stamp counter and its deadline
+	TSC       uint64         // as the guest would have read it when it stopped
+	Deadline  uint64         // MSR IA32_TSC_DEADLINE
+	Events    kvm.VCPUEvents
+}
+
+// chipState is the state of the chips that the vCPUs share.
+type chipState struct {
+	Clock  kvm.ClockData
+	PIT    kvm.PITState2
+	Master kvm.IRQChip
+	Slave  kvm.IRQChip
+	IOAPIC kvm.IRQChip
+}
+
+// kvmState is everything that KVM knows of a machine, less its memory.
+type kvmState struct {
+	VCPUs []vcpuState
+	Chips chipState
+}
+
+// saveKVM reads the state of a shell whose vCPUs are parked and whose devices
+// are quiet.
+//
+// The clocks come first, at once after the vCPUs stopped: time that the rest
+// of a capture takes must not pass for the guest. Then each vCPU, on its own
+// thread, then the chips: reading MP_STATE can change the LAPIC, and a device
+// that went quiet may have raised a last interrupt.
+func (s *shell) saveKVM(msrs *msrList) (*kvmState, error) {
+	st := &kvmState{VCPUs: make([]vcpuState, len(s.vcpus))}
+	clock, err := s.vm.Clock()
+	if err != nil {
+		return nil, fmt.Errorf("vmm: KVM_GET_CLOCK: %w", err)
+	}
+	// What KVM_GET_CLOCK says beside the time (host TSC, real time) would
+	// make KVM_SET_CLOCK add the time that has passed since.
+	st.Chips.Clock = kvm.ClockData{Clock: clock.Clock}
+	if err := s.onAll(func(c *vcpu) error { return saveTSC(c.kvm, &st.VCPUs[c.id]) }); err != nil {
+		return nil, err
+	}
+	if err := s.onAll(func(c *vcpu) error { return saveVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
+		return nil, err
+	}
+	// One counter for all: what vCPU 0 would read.
+	for i := range st.VCPUs {
+		st.VCPUs[i].TSC = st.VCPUs[0].TSC
+	}
+	return st, s.saveChips(&st.Chips)
+}
+
+func (s *shell) saveChips(st *chipState) (err error) {
+	if st.PIT, err = s.vm.PIT2(); err != nil {
+		return fmt.Errorf("vmm: KVM_GET_PIT2: %w", err)
+	}
+	for id, chip := range map[uint32]*kvm.IRQChip{
+		kvm.PICMaster: &st.Master, kvm.PICSlave: &st.Slave, kvm.IOAPIC: &st.IOAPIC,
+	} {
+		if *chip, err = s.vm.IRQChip(id); err != nil {
+			return fmt.Errorf("vmm: KVM_GET_IRQCHIP %d: %w", id, err)
+		}
+	}
+	return nil
+}
+
+func saveTSC(c *kvm.VCPU, st *vcpuState) (err error) {
+	st.TSC, err = readMSR(c, msrTSC)
+	return err
+}
+
+// saveVCPU reads one vCPU. MP_STATE comes first, for its getter may change the
+// LAPIC; VCPU_EVENTS last, for the getters before may change what is pending.
+func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
+	steps := []struct {
+		name string
+		get  func() error
+	}{
+		{"MP_STATE", func() (err error) { st.MPState, err = c.MPState(); return }},
+		{"REGS", func() (err error) { st.Regs, err = c.Regs(); return }},
+		{"SREGS", func() (err error) { st.Sregs, err = c.Sregs(); return }},
+		{"XSAVE2", func() (err error) { st.XSAVE, err = c.XSAVE2(xsaveSize); return }},
+		{"XCRS", func() (err error) { st.XCRs, err = c.XCRs(); return }},
+		{"DEBUGREGS", func() (err error) { st.DebugRegs, err = c.DebugRegs(); return }},
+		{"LAPIC", func() (err error) { st.LAPIC, err = c.LAPIC(); return }},
+		{"TSC_KHZ", func() (err error) { st.TSCKHz, err = c.TSCKHz(); return }},
+		{"MSRS", func() (err error) { st.MSRs, err = msrs.read(c); return }},
+		{"TSC_DEADLINE", func() (err error) { st.Deadline, err = readDeadline(c, st); return }},
+		{"VCPU_EVENTS", func() (err error) { st.Events, err = c.VCPUEvents(); return }},
+	}
+	for _, s := range steps {
+		if err := s.get(); err != nil {
+			return fmt.Errorf("KVM_GET_%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// restoreKVM writes st to a fresh shell of as many vCPUs, none of which has
+// run. The order of the steps, and the failure that each rule prevents:
+//
+//   - CPUID (done when the shell was made) before XSAVE and MSRs: KVM sizes
+//     the one and gates the others by it.
+//   - SREGS before LAPIC: APIC_BASE in it selects the layout of the LAPIC.
+//   - SREGS before XCRS: CR4.OSXSAVE must be on.
+//   - REGS before VCPU_EVENTS: setting REGS clears pending exceptions.
+//   - TSC before its deadline: the deadline is compared when it is written.
+//   - LAPIC before MSRs: a deadline is dropped while the LAPIC's timer is in
+//     another mode.
+//   - one TSC offset for all vCPUs, or the guest loses its master clock.
+//   - all LAPICs before the IOAPIC, which may deliver to them at once.
+//   - CLOCK before any vCPU runs, or the guest gets stale parameters.
+func (s *shell) restoreKVM(st *kvmState) error {
+	if len(st.VCPUs) != len(s.vcpus) {
+		return fmt.Errorf("vmm: state of %d vCPUs for a machine of %d", len(st.VCPUs), len(s.vcpus))
+	}
+	offset, err := s.tscOffset(st.VCPUs[0])
+	if err != nil {
+		return err
+	}
+	if err := s.onAll(func(c *vcpu) error { return restoreVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, offset) }); err != nil {
+		return err
+	}
+	return s.restoreChips(&st.Chips)
+}
+
+// tscOffset computes the offset that makes the guest's counter go on from
+// where it stopped. The host's counter is what a new vCPU reads less its
+// offset.
+func (s *shell) tscOffset(st vcpuState) (offset uint64, err error) {
+	c := s.vcpus[0]
+	ok := c.do(func() {
+		if err = matchTSCKHz(c.kvm, st.TSCKHz); err != nil {
+			return
+		}
+		var now, old uint64
+		if now, err = readMSR(c.kvm, msrTSC); err != nil {
+			return
+		}
+		if old, err = c.kvm.TSCOffset(); err != nil {
+			return
+		}
+		offset = st.TSC - (now - old)
+	})
+	if !ok {
+		return 0, ErrClosed
+	}
+	if err != nil {
+		return 0, fmt.Errorf("vmm: time-stamp counter: %w", err)
+	}
+	return offset, nil
+}
+
+// matchTSCKHz scales the counter if the state comes from a host of another
+// frequency. 250 ppm is what NTP corrects.
+func matchTSCKHz(c *kvm.VCPU, want uint32) error {
+	have, err := c.TSCKHz()
+	if err != nil {
+		return err
+	}
+	diff := max(have, want) - min(have, want)
+	if uint64(diff)*1e6 <= uint64(want)*250 {
+		return nil
+	}
+	return c.SetTSCKHz(want)
+}
+
+func restoreVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, tscOffset uint64) error {
+	if len(st.XSAVE) != xsaveSize {
+		return fmt.Errorf("XSAVE area of %d bytes, this host has %d", len(st.XSAVE), xsaveSize)
+	}
+	steps := []struct {
+		name string
+		set  func() error
+	}{
+		{"MP_STATE", func() error { return c.SetMPState(st.MPState) }},
+		{"REGS", func() error { return c.SetRegs(&st.Regs) }},
+		{"SREGS", func() error { return c.SetSregs(&st.Sregs) }},
+		{"XSAVE", func() error { return c.SetXSAVE2(st.XSAVE) }},
+		{"XCRS", func() error { return c.SetXCRs(&st.XCRs) }},
+		{"DEBUGREGS", func() error { return c.SetDebugRegs(&st.DebugRegs) }},
+		{"LAPIC", func() error { return c.SetLAPIC(&st.LAPIC) }},
+		{"TSC_KHZ", func() error { return matchTSCKHz(c, st.TSCKHz) }},
+		{"TSC_OFFSET", func() error { return c.SetTSCOffset(tscOffset) }},
+		{"MSRS", func() error { return writeMSRs(c, st.MSRs) }},
+		{"TSC_DEADLINE", func() error { return writeDeadline(c, st) }},
+		{"VCPU_EVENTS", func() error { return c.SetVCPUEvents(&st.Events) }},
+	}
+	for _, s := range steps {
+		if err := s.set(); err != nil {
+			return fmt.Errorf("KVM_SET_%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (s *shell) restoreChips(st *chipState) error {
+	if err := s.vm.SetPIT2(&st.PIT); err != nil {
+		return fmt.Errorf("vmm: KVM_SET_PIT2: %w", err)
+	}
+	if err := s.vm.SetClock(&st.Clock); err != nil {
+		return fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	}
+	for _, chip := range []kvm.IRQChip{st.Master, st.Slave, st.IOAPIC} {
+		if err := s.vm.SetIRQChip(chip); err != nil {
+			return fmt.Errorf("vmm: KVM_SET_IRQCHIP: %w", err)
+		}
+	}
+	return nil
+}
