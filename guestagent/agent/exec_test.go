@@ -230,30 +230,101 @@ func TestExecSignalIsToldFromExit(t *testing.T) {
 // TestExecTimeoutEndsSession checks that a time-out leaves nothing running:
 // neither a child in another process group, nor one in another session.
 func TestExecTimeoutEndsSession(t *testing.T) {
-	c := serve(t, agent.Options{})
+	testTimeout(t, serve(t, agent.Options{}), map[string]string{
+		"command": `echo $$ >FILE`,
+		"child":   `sleep 1000 & echo $! >FILE`,
+		"session": `setsid sh -c 'echo $$ >FILE; exec sleep 1000' &`,
+		"nested":  `setsid sh -c 'setsid sh -c "sleep 1000 & echo \$! >FILE; wait" & wait' &`,
+	})
+}
+
+// TestExecTimeoutEndsDaemons is the same with a process that has left the
+// session and whose parent is gone: only a cgroup knows where it came from.
+func TestExecTimeoutEndsDaemons(t *testing.T) {
+	c := serve(t, agent.Options{CgroupDir: cgroupDir(t)})
+	for range 3 { // the cgroups are used again
+		testTimeout(t, c, map[string]string{
+			"command": `echo $$ >FILE`,
+			"daemon":  `setsid sh -c 'sleep 1000 & echo $! >FILE'`,
+		})
+	}
+	if err := c.Command("true").Run(); err != nil {
+		t.Error(err)
+	}
+}
+
+// testTimeout runs the scripts, each of which writes a pid to FILE, until a
+// time-out, and checks that all these processes are gone then.
+func testTimeout(t *testing.T, c *client.Client, scripts map[string]string) {
+	t.Helper()
 	dir := t.TempDir()
-	script := `setsid sh -c 'echo $$ >` + dir + `/a; exec sleep 1000' &
-setsid setsid sh -c 'sleep 1000 & echo $! >` + dir + `/b; wait' &
-sleep 1000 & echo $! >` + dir + `/c
-echo $$ >` + dir + `/d
-wait`
-	cmd := c.CommandContext(within(t, 30*time.Second), "sh", "-c", script)
+	script := ""
+	for name, s := range scripts {
+		script += strings.ReplaceAll(s, "FILE", filepath.Join(dir, name)) + "\n"
+	}
+	cmd := c.CommandContext(within(t, 30*time.Second), "sh", "-c", script+"wait; sleep 1000")
 	cmd.Timeout = 700 * time.Millisecond
 	start := time.Now()
-	err := cmd.Run()
-	if !errors.Is(err, client.ErrTimeout) {
+	if err := cmd.Run(); !errors.Is(err, client.ErrTimeout) {
 		t.Fatalf("Run: %v, want ErrTimeout", err)
 	}
 	if d := time.Since(start); d < cmd.Timeout {
 		t.Errorf("timed out after %v", d)
 	}
-	for _, name := range []string{"a", "b", "c", "d"} {
+	for name := range scripts {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
 		}
 		awaitGone(t, strings.TrimSpace(string(b)))
 	}
+}
+
+// cgroupDir returns an empty cgroup v2 directory that this process may use.
+func cgroupDir(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[2] != "cgroup2" {
+			continue
+		}
+		dir, err := os.MkdirTemp(f[1], "forkvm-test-")
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { removeCgroups(t, dir) })
+		return dir
+	}
+	lacks(t, "a cgroup v2 hierarchy that this user may write to")
+	return ""
+}
+
+func removeCgroups(t *testing.T, dir string) {
+	subs, err := filepath.Glob(filepath.Join(dir, "*/cgroup.procs"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, s := range subs {
+		t.Errorf("agent left cgroup %s", filepath.Dir(s))
+		_ = os.Remove(filepath.Dir(s))
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// lacks skips a test for want of something that the machine does not have, or
+// fails it where everything has to be there.
+func lacks(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("FORKVM_REQUIRE_KVM") == "1" {
+		t.Fatalf("this machine lacks %s", what)
+	}
+	t.Skipf("this machine lacks %s", what)
 }
 
 // awaitGone waits until a process is dead or a zombie.

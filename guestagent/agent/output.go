@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,22 +45,17 @@ func newOutput(typ proto.Type, f *os.File, live *proto.Writer, keep int) *output
 }
 
 // pump moves the stream's bytes until its end, or until the command has exited
-// and all it wrote was moved. exited must arrange for file's read deadline to
-// pass. What left-over children write afterwards is read and dropped, so that
-// they neither stop nor die of it.
-func (o *output) pump() {
+// and all it wrote was moved. The caller closes exited and lets file's read
+// deadline pass then. What left-over children write afterwards is read and
+// dropped, so that they neither stop nor die of it.
+func (o *output) pump(exited <-chan struct{}) {
 	buf := chunks.Get().(*[chunk]byte)
 	defer chunks.Put(buf)
-	var err error
-	for err == nil {
-		var n int
-		n, err = o.file.Read(buf[:])
-		o.deliver(buf[:n])
+	err := o.move(buf[:])
+	for errors.Is(err, syscall.EIO) && !o.pause(exited) {
+		err = o.move(buf[:])
 	}
-	open := false
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		open = o.drain(buf[:])
-	}
+	open := err != io.EOF && o.drain(buf[:])
 	o.mu.Lock()
 	o.ended = true
 	o.moved.Broadcast()
@@ -72,6 +68,29 @@ func (o *output) pump() {
 		_, _ = io.Copy(io.Discard, o.file)
 		o.file.Close()
 	}()
+}
+
+// move passes on what comes until there is an error.
+func (o *output) move(buf []byte) error {
+	for {
+		n, err := o.file.Read(buf)
+		o.deliver(buf[:n])
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits a moment, and reports whether the command has exited. It is for
+// a terminal that nobody has open: the command may open it again, and closing
+// our side would kill it with SIGHUP.
+func (o *output) pause(exited <-chan struct{}) bool {
+	select {
+	case <-exited:
+		return true
+	case <-time.After(10 * time.Millisecond):
+		return false
+	}
 }
 
 // drain reads what is buffered without waiting for more. It reports whether

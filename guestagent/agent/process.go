@@ -45,13 +45,15 @@ func (p *process) run(timeout time.Duration, kill func()) {
 		}).Stop()
 	}
 	var pumps sync.WaitGroup
+	over := make(chan struct{})
 	for _, o := range p.outs {
-		pumps.Go(o.pump)
+		pumps.Go(func() { o.pump(over) })
 	}
 	if p.stdin != nil {
 		go p.stdin.feed()
 	}
 	ws := <-p.exited
+	close(over)
 	timedOut := p.timedOut.Load() && ws.Signaled()
 	for _, o := range p.outs {
 		_ = o.file.SetReadDeadline(time.Unix(1, 0)) // ends the pump, see there

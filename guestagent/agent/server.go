@@ -141,6 +141,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	l.Close()
 	work.Wait()
 	s.killAll()
+	s.cgroup.close()
 	return failure
 }
 
