@@ -11,6 +11,9 @@ import (
 	"github.com/forkvm/forkvm/devices/virtio/virtiotest"
 )
 
+// hostileRAM is little, so that programs hit what they aim at.
+const hostileRAM = 192 << 10
+
 // maxSteps is how much of a program is run: enough to get anywhere, few enough
 // for thousands of programs.
 const maxSteps = 400
@@ -42,7 +45,7 @@ func FuzzVirtio[D virtio.Device, S any](f *testing.F, v Virtio[D, S]) {
 // runHostile interprets a program and has the device reset and put to proper
 // use afterwards.
 func (v *Virtio[D, S]) runHostile(t testing.TB, program []byte) {
-	h := &villain[D, S]{machine: v.cold(t), program: program}
+	h := &villain[D, S]{machine: v.machine(t, hostileRAM), program: program}
 	for range maxSteps {
 		if len(h.program) == 0 {
 			break

@@ -23,8 +23,8 @@ type Virtio[D virtio.Device, S any] struct {
 	// New makes a cold device. What it needs to stop is for t.Cleanup.
 	New func(t testing.TB) D
 
-	// State is the state of a quiet device.
-	State func(D) S
+	// Save is the state of a quiet device.
+	Save func(D) S
 
 	// Restore makes a device from a state, quiet until Resume.
 	Restore func(t testing.TB, s S) D
@@ -71,7 +71,7 @@ const everything = ^uint64(0)
 func TestVirtio[D virtio.Device, S any](t *testing.T, v Virtio[D, S]) {
 	for _, c := range []struct {
 		name string
-		test func(t *testing.T, v *Virtio[D, S])
+		test func(t testing.TB, v *Virtio[D, S])
 	}{
 		{"Properties", testProperties[D, S]},
 		{"Requests", testRequests[D, S]},
@@ -96,8 +96,10 @@ func TestVirtio[D virtio.Device, S any](t *testing.T, v Virtio[D, S]) {
 const ramSize = 512 << 10
 
 // cold makes a machine whose driver has not come yet.
-func (v *Virtio[D, S]) cold(t testing.TB) *machine[D, S] {
-	m := &machine[D, S]{v: v, dev: v.New(t), mem: virtiotest.NewMemory(ramSize), irq: virtiotest.NewInterrupt()}
+func (v *Virtio[D, S]) cold(t testing.TB) *machine[D, S] { return v.machine(t, ramSize) }
+
+func (v *Virtio[D, S]) machine(t testing.TB, ram int) *machine[D, S] {
+	m := &machine[D, S]{v: v, dev: v.New(t), mem: virtiotest.NewMemory(ram), irq: virtiotest.NewInterrupt()}
 	m.mmio = virtio.NewMMIO(m.dev, m.mem, m.irq)
 	m.drv = virtiotest.NewDriver(m.mmio, m.mem)
 	t.Cleanup(m.mmio.Reset)
@@ -181,7 +183,7 @@ func (m *machine[D, S]) capture(t testing.TB) image[D, S] {
 	t.Helper()
 	m.mmio.Quiesce()
 	mem := m.mem.Fork()
-	i := image[D, S]{of: m, state: m.v.State(m.dev), mmio: m.mmio.State(), mem: mem, drv: m.drv.Fork(nil, mem)}
+	i := image[D, S]{of: m, state: m.v.Save(m.dev), mmio: m.mmio.State(), mem: mem, drv: m.drv.Fork(nil, mem)}
 	plain(t, i.state)
 	plain(t, i.mmio)
 	return i
@@ -211,9 +213,7 @@ func plain[S any](t testing.TB, want S) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatalf("state %T does not decode: %v", want, err)
 	}
-	if again, err := json.Marshal(got); err != nil || !bytes.Equal(b, again) {
-		t.Errorf("state %T is not a plain value: %s after encoding, want %s", want, again, b)
-	}
+	equal(t, "state after encoding and decoding", got, want)
 }
 
 // quiet watches a machine that must not stir.

@@ -20,7 +20,7 @@ var ringFeatures = []uint64{
 
 // What a device says of itself is possible, and its configuration space can be
 // read at any offset by any width.
-func testProperties[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testProperties[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	dev := v.New(t)
 	if dev.Type() == 0 {
 		t.Error("type 0")
@@ -57,7 +57,7 @@ func testProperties[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // Requests are answered and interrupted for, far beyond one round of the ring,
 // whatever the features of the ring.
-func testRequests[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testRequests[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	for _, features := range ringFeatures {
 		m := v.cold(t)
 		m.start(t, everything&^(virtio.FeatureIndirectDesc|virtio.FeatureEventIdx)|features)
@@ -75,7 +75,7 @@ func testRequests[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 }
 
 // Between Quiesce and Resume nothing happens, whoever wants something.
-func testQuiesce[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testQuiesce[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.live(t)
 	m.request(t)
 	m.mmio.Quiesce()
@@ -104,7 +104,7 @@ func testQuiesce[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // A notification that came while the device was quiet, or just before, is made
 // good by Resume even if nobody notifies again.
-func testSwallowedNotification[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testSwallowedNotification[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	for _, notify := range []bool{false, true} {
 		m := v.live(t)
 		for range 100 {
@@ -130,7 +130,7 @@ func testSwallowedNotification[D virtio.Device, S any](t *testing.T, v *Virtio[D
 }
 
 // A pause without any capture blocks nothing: neither requests nor the host.
-func testPauseAndResume[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testPauseAndResume[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.live(t)
 	for range 3 {
 		m.mmio.Quiesce()
@@ -154,7 +154,7 @@ func testPauseAndResume[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // A child does what its parent would have done, children of children too, and
 // the parent notices nothing.
-func testRestore[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testRestore[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.live(t)
 	for range 5 {
 		m.request(t)
@@ -167,9 +167,9 @@ func testRestore[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 		w.check(t)
 		equal(t, "state of a transport after a restore", child.mmio.State(), img.mmio)
 		// A restore may drop what cannot be carried over, but only once.
-		first := v.State(child.dev)
+		first := v.Save(child.dev)
 		again := v.Restore(t, first)
-		equal(t, "state of a device after a second restore", v.State(again), first)
+		equal(t, "state of a device after a second restore", v.Save(again), first)
 		again.Reset()
 
 		m.mmio.Resume()
@@ -188,7 +188,7 @@ func testRestore[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // A machine captured before its driver came, or in the middle of the
 // handshake, lets the driver go on.
-func testRestoreCold[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testRestoreCold[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.cold(t).capture(t).restore(t)
 	m.mmio.Resume()
 	if err := m.drv.Negotiate(everything); err != nil {
@@ -207,7 +207,7 @@ func testRestoreCold[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // A request that was made but not served when the machine was captured is
 // served by the child and by the parent.
-func testOutstanding[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testOutstanding[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	for _, features := range ringFeatures {
 		m := v.cold(t)
 		m.start(t, everything&^(virtio.FeatureIndirectDesc|virtio.FeatureEventIdx)|features)
@@ -217,6 +217,10 @@ func testOutstanding[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 		m.drv.Kick(v.Request.Queue)
 		m.settle()
 		child := m.capture(t).restore(t)
+		w := child.watch()
+		child.drv.Notify(v.Request.Queue)
+		child.settle()
+		w.check(t)
 		for _, m := range []*machine[D, S]{m, child} {
 			before := m.irq.Count()
 			m.mmio.Resume()
@@ -234,7 +238,7 @@ func testOutstanding[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // After a reset, whenever it comes, the device leaves the guest alone until it
 // is started again, and then serves as ever.
-func testReset[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testReset[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.cold(t)
 	m.mmio.Reset()
 	for i := range 20 {
@@ -265,7 +269,7 @@ func testReset[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
 
 // A driver may leave queues out. The device goes without them, or says that it
 // cannot.
-func testSparseQueues[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testSparseQueues[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	n := len(v.New(t).QueueSizes())
 	for _, queues := range sparse(n) {
 		m := v.cold(t)
@@ -309,7 +313,7 @@ func sparse(n int) [][]int {
 }
 
 // Every method may come at any time from any thread.
-func testConcurrency[D virtio.Device, S any](t *testing.T, v *Virtio[D, S]) {
+func testConcurrency[D virtio.Device, S any](t testing.TB, v *Virtio[D, S]) {
 	m := v.live(t)
 	var wg sync.WaitGroup
 	for _, f := range []func(){

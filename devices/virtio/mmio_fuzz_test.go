@@ -12,7 +12,7 @@ import (
 func FuzzMMIO(f *testing.F) {
 	devtest.FuzzVirtio(f, devtest.Virtio[*rng.Device, rng.State]{
 		New:     func(testing.TB) *rng.Device { return rng.New(rng.Config{}) },
-		State:   (*rng.Device).State,
+		Save:    (*rng.Device).Save,
 		Restore: func(_ testing.TB, s rng.State) *rng.Device { return rng.Restore(rng.Config{}, s) },
 		Request: devtest.Request{In: 64},
 	})

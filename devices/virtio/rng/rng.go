@@ -50,8 +50,8 @@ func New(Config) *Device { return &Device{} }
 // Restore makes a device from the state of another. It is quiet until Resume.
 func Restore(Config, State) *Device { return &Device{quiet: true} }
 
-// State is the state of the device, which must be quiet.
-func (d *Device) State() State { return State{} }
+// Save returns the state of the device, which must be quiet.
+func (d *Device) Save() State { return State{} }
 
 // Faults is the number of times a driver broke the rules.
 func (d *Device) Faults() uint64 { return d.faults.Load() }

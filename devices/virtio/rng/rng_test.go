@@ -14,7 +14,7 @@ import (
 func suite() devtest.Virtio[*rng.Device, rng.State] {
 	return devtest.Virtio[*rng.Device, rng.State]{
 		New:     func(testing.TB) *rng.Device { return rng.New(rng.Config{}) },
-		State:   (*rng.Device).State,
+		Save:    (*rng.Device).Save,
 		Restore: func(_ testing.TB, s rng.State) *rng.Device { return rng.Restore(rng.Config{}, s) },
 		Request: devtest.Request{In: 64, Check: func(in []byte) error {
 			if len(in) != 64 || bytes.Equal(in, make([]byte, 64)) {
@@ -94,7 +94,7 @@ func TestChildrenGetOtherBytes(t *testing.T) {
 	g.mmio.Quiesce()
 	seen := make(map[string]bool)
 	for range 20 {
-		mem, dev, irq := g.Mem.Fork(), rng.Restore(rng.Config{}, g.dev.State()), virtiotest.NewInterrupt()
+		mem, dev, irq := g.Mem.Fork(), rng.Restore(rng.Config{}, g.dev.Save()), virtiotest.NewInterrupt()
 		m, err := virtio.RestoreMMIO(dev, mem, irq, g.mmio.State())
 		if err != nil {
 			t.Fatal(err)
