@@ -221,7 +221,7 @@ func TestDifferentialCaps(t *testing.T) {
 func TestDifferentialMSRs(t *testing.T) {
 	s, g := wellUsed(t)
 	msrs := allMSRs(t, s, g.VCPU)
-	msrs = slices.DeleteFunc(msrs, func(e kvm.MSREntry) bool { return e.Index == msrTSC })
+	msrs = slices.DeleteFunc(msrs, ticks)
 	theirs := gokvm.MSRS{NMSRs: uint32(len(msrs))}
 	for _, e := range msrs {
 		theirs.Entries = append(theirs.Entries, gokvm.MSREntry{Index: e.Index})

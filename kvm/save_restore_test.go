@@ -149,9 +149,7 @@ func still(m machineState) machineState {
 	for i := range m.PIT.Channels {
 		m.PIT.Channels[i].CountLoadTime = 0
 	}
-	m.MSRs = slices.DeleteFunc(slices.Clone(m.MSRs), func(e kvm.MSREntry) bool {
-		return e.Index == msrTSC
-	})
+	m.MSRs = slices.DeleteFunc(slices.Clone(m.MSRs), ticks)
 	return m
 }
 

@@ -23,7 +23,16 @@ const (
 	msrSTAR        = 0xc0000081
 	msrLSTAR       = 0xc0000082
 	msrKVMClock    = 0x4b564d01 // MSR_KVM_SYSTEM_TIME_NEW
+
+	// Those of Hyper-V that count by themselves.
+	msrHyperVRuntime = 0x40000010
+	msrHyperVTime    = 0x40000020
 )
+
+// ticks tells the MSRs that change by themselves.
+func ticks(e kvm.MSREntry) bool {
+	return e.Index == msrTSC || e.Index == msrHyperVRuntime || e.Index == msrHyperVTime
+}
 
 // newVCPU is a guest with interrupt controllers and the CPUID leaves that this
 // machine supports.
@@ -229,7 +238,7 @@ func TestLAPICWithoutIRQChip(t *testing.T) {
 func TestMSRs(t *testing.T) {
 	_, g := newVCPU(t)
 	set := []kvm.MSREntry{
-		{Index: msrSysenterEIP, Data: 0xffffffff81000000},
+		{Index: msrSysenterEIP, Data: 0x81000000}, // an AMD CPU has 32 bits of it
 		{Index: msrSTAR, Data: 0x0023001000000000},
 		{Index: msrLSTAR, Data: 0xffffffff82000000},
 	}

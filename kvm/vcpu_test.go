@@ -312,7 +312,7 @@ func TestSingleStep(t *testing.T) {
 }
 
 func TestTranslate(t *testing.T) {
-	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{})
+	_, g := newVCPU(t)
 	tr, err := g.VCPU.Translate(0x1234)
 	if err != nil || tr.Valid == 0 || tr.PhysicalAddress != 0x1234 {
 		t.Errorf("without paging: %+v, %v", tr, err)

@@ -162,19 +162,35 @@ var writePages = []byte{
 
 const writtenPages = 1<<2 | 1<<5 | 1<<6
 
+// expectPages wants exactly the pages that writePages writes or, where the
+// guest touches its memory for the first time, at least these: KVM may then map
+// a page writable that is only read, and has to take it for written.
+func expectPages(t *testing.T, got uint64, firstTouch bool) {
+	t.Helper()
+	if firstTouch {
+		got &= writtenPages
+	}
+	if got != writtenPages {
+		t.Errorf("dirty pages %#x, want %#x", got, writtenPages)
+	}
+}
+
 func TestDirtyLog(t *testing.T) {
-	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{Flags: kvm.MemLogDirtyPages, Code: writePages})
+	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{Flags: kvm.MemLogDirtyPages})
 	bitmap := make([]uint64, 2)
-	check(t, g.VM.DirtyLog(0, bitmap))
-	g.Run(t, kvm.ExitHLT)
-	bitmap[0], bitmap[1] = 0, 1<<63
-	check(t, g.VM.DirtyLog(0, bitmap))
-	if bitmap[0] != writtenPages || bitmap[1] != 1<<63 {
-		t.Errorf("dirty log %#x, want %#x and nothing behind", bitmap, writtenPages)
+	for round := range 3 {
+		g.RealMode(t, writePages)
+		g.Run(t, kvm.ExitHLT)
+		bitmap[0], bitmap[1] = 0, 1<<63
+		check(t, g.VM.DirtyLog(0, bitmap))
+		expectPages(t, bitmap[0], round == 0)
+		if bitmap[1] != 1<<63 {
+			t.Error("bits behind the slot's pages were changed")
+		}
 	}
 	check(t, g.VM.DirtyLog(0, bitmap))
 	if bitmap[0] != 0 {
-		t.Errorf("dirty log %#x a second time", bitmap[0])
+		t.Errorf("dirty pages %#x though nothing ran", bitmap[0])
 	}
 	if err := g.VM.DirtyLog(0, nil); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("DirtyLog with a bitmap too small: %v", err)
@@ -189,7 +205,6 @@ func TestClearDirtyLog(t *testing.T) {
 	kvmtest.NeedCap(t, s, kvm.CapManualDirtyLogProtect2)
 	g := kvmtest.New(t, s, kvmtest.Config{
 		Flags: kvm.MemLogDirtyPages,
-		Code:  writePages,
 		Prepare: func(vm *kvm.VM) {
 			check(t, vm.EnableCap(kvm.EnableCap{
 				Cap:  kvm.CapManualDirtyLogProtect2,
@@ -197,18 +212,19 @@ func TestClearDirtyLog(t *testing.T) {
 			}))
 		},
 	})
-	g.Run(t, kvm.ExitHLT)
 	bitmap := make([]uint64, 1)
-	for range 2 { // reading does not clear
-		check(t, g.VM.DirtyLog(0, bitmap))
-		if bitmap[0] != writtenPages {
-			t.Fatalf("dirty log %#x, want %#x", bitmap[0], writtenPages)
+	for round := range 3 {
+		g.RealMode(t, writePages)
+		g.Run(t, kvm.ExitHLT)
+		for range 2 { // reading does not clear
+			check(t, g.VM.DirtyLog(0, bitmap))
+			expectPages(t, bitmap[0], round == 0)
 		}
-	}
-	check(t, g.VM.ClearDirtyLog(0, 0, 8, []uint64{1 << 5}))
-	check(t, g.VM.DirtyLog(0, bitmap))
-	if want := uint64(writtenPages &^ (1 << 5)); bitmap[0] != want {
-		t.Errorf("dirty log %#x, want %#x", bitmap[0], want)
+		check(t, g.VM.ClearDirtyLog(0, 0, 8, []uint64{bitmap[0] &^ (1 << 5)}))
+		check(t, g.VM.DirtyLog(0, bitmap))
+		if bitmap[0] != 1<<5 {
+			t.Errorf("dirty pages %#x, want the one that was not cleared", bitmap[0])
+		}
 	}
 	if err := g.VM.ClearDirtyLog(0, 0, 65, bitmap); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("ClearDirtyLog with a bitmap too small: %v", err)
@@ -220,7 +236,6 @@ func TestDirtyRing(t *testing.T) {
 	kvmtest.NeedCap(t, s, kvm.CapDirtyLogRing)
 	const size = 64 << 10
 	g := kvmtest.New(t, s, kvmtest.Config{
-		Code: writePages,
 		Prepare: func(vm *kvm.VM) {
 			check(t, vm.EnableCap(kvm.EnableCap{Cap: kvm.CapDirtyLogRing, Args: [4]uint64{size}}))
 		},
@@ -230,7 +245,7 @@ func TestDirtyRing(t *testing.T) {
 	defer ring.Close()
 	check(t, g.VM.SetUserMemoryRegion(g.Region(kvm.MemLogDirtyPages)))
 
-	for round := range 2 {
+	for round := range 3 {
 		g.RealMode(t, writePages)
 		g.Run(t, kvm.ExitHLT)
 		var pages uint64
@@ -240,9 +255,7 @@ func TestDirtyRing(t *testing.T) {
 			}
 			pages |= 1 << d.Offset
 		})
-		if pages != writtenPages {
-			t.Errorf("round %d: dirty pages %#x, want %#x", round, pages, writtenPages)
-		}
+		expectPages(t, pages, round == 0)
 		if again := ring.Harvest(func(kvm.DirtyGFN) {}); again != 0 {
 			t.Errorf("round %d: %d dirty pages a second time", round, again)
 		}
