@@ -76,7 +76,8 @@ func NewRing(mem *Memory, size int, features uint64) *Ring {
 		used:     mem.Alloc(6+8*size, 4),
 		requests: make(map[uint16]request),
 	}
-	mem.Alloc(2, 1) // the word that covers avail_event is the ring's alone
+	mem.Alloc(2, 1)                  // the word that covers avail_event is the ring's alone
+	clear(mem.ram[r.avail:mem.next]) // which may have been another ring's
 	for i := size - 1; i >= 0; i-- {
 		r.free = append(r.free, uint16(i))
 	}
