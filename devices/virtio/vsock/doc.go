@@ -37,10 +37,10 @@
 // survive Quiesce and Resume. In a machine restored from the capture none
 // survives: [Restore] makes a device that first publishes
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, upon which the driver resets the guest's
-// connections while its listeners live. RX and TX rest, and Dial waits, until
-// the driver gave the event's buffer back, which says it handled the event:
-// the queues are served independently by drivers, and a connection made
-// earlier could be taken for one of the old. Then the guest is sent an RST for
-// each old connection, for packets about them can still be on their way in the
-// RX ring.
+// connections while its listeners live. RX rests, and Dial waits, until the
+// driver gave the event's buffer back, which says that it handled the event:
+// drivers serve the queues independently, and a connection made earlier could
+// be taken for one of the old. Then the guest is sent an RST for each old
+// connection, because packets about it can still be on their way in the RX
+// ring. The driver's own requests are taken meanwhile and answered afterwards.
 package vsock

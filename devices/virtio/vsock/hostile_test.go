@@ -7,6 +7,7 @@ import (
 	"net"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkvm/forkvm/devices/virtio/virtiotest"
@@ -224,9 +225,13 @@ func FuzzPacket(f *testing.F) {
 	seed(hdr(opRequest, 1, 5000), data, data, hdr(opCreditRequest, 1, 5000), end)
 	seed(hdr(opRequest, 1, 5000), hdr(opReset, 1, 5000), hdr(opRequest, 1, 5000), hdr(opCreditUpdate, 1, 5000))
 	seed(hdr(opResponse, 7, firstPort), data, hdr(99, 7, firstPort))
-	f.Fuzz(func(t *testing.T, in []byte) { fuzzPackets(t, in) })
+	f.Fuzz(func(t *testing.T, in []byte) {
+		synctest.Test(t, func(t *testing.T) { fuzzPackets(t, in) })
+	})
 }
 
+// The bubble makes a run depend on the input alone: time passes only when
+// nothing else happens.
 func fuzzPackets(t *testing.T, in []byte) {
 	const maxConns, size = 4, 4 << 10
 	r := newRig(t, Config{MaxConns: maxConns, Buffer: size})
@@ -235,21 +240,17 @@ func fuzzPackets(t *testing.T, in []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{}, 2)
 	go func() { // a server that echoes a little, then closes
-		defer func() { done <- struct{}{} }()
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			serveFuzz(c)
+			go serveFuzz(c)
 		}
 	}()
 	go func() {
-		defer func() { done <- struct{}{} }()
-		if c, err := r.dev.Dial(ctx, 7); err == nil {
+		if c, err := r.dev.Dial(t.Context(), 7); err == nil {
 			serveFuzz(c)
 		}
 	}()
@@ -268,6 +269,7 @@ func fuzzPackets(t *testing.T, in []byte) {
 		r.reap()
 		r.sendRaw(head, in[1+headerSize:][:n])
 		in = in[1+headerSize+n:]
+		synctest.Wait()
 	}
 	r.dev.mu.Lock()
 	if len(r.dev.conns) > maxConns || len(r.dev.replies) > maxReplies {
@@ -279,10 +281,7 @@ func fuzzPackets(t *testing.T, in []byte) {
 		}
 	}
 	r.dev.mu.Unlock()
-	cancel()
 	r.dev.Close()
-	<-done
-	<-done
 }
 
 func serveFuzz(c net.Conn) {

@@ -31,20 +31,23 @@ func (d *Device) pass() (more bool) {
 	if !d.running() {
 		return false
 	}
-	if d.settleReset() {
-		more = d.consume()
+	settled := d.settleReset()
+	more = d.consume()
+	if settled {
 		more = d.produce() || more
-		if !d.txArmed && len(d.replies) < maxReplies {
-			more = true // there is room for replies again
-		}
 	}
 	d.interrupt()
+	// There may be room again for the replies that TX waits for.
+	more = more || !d.txArmed && len(d.replies) < maxReplies
 	return more && !d.broken
 }
 
 // consume handles TX packets. It stops while too many replies wait: the driver
 // has then to take RX packets first (section 5.10.6.1.2).
 func (d *Device) consume() (more bool) {
+	if d.broken {
+		return false
+	}
 	if d.txArmed && d.tx.Empty() {
 		return false
 	}
@@ -76,6 +79,9 @@ func (d *Device) consume() (more bool) {
 // produce fills RX buffers: first with replies, then in turn with one packet
 // of each connection that has one.
 func (d *Device) produce() (more bool) {
+	if d.broken {
+		return false
+	}
 	for range queueSize {
 		c := d.ready.next()
 		if c == nil && len(d.replies) == 0 {
