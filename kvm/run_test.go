@@ -3,8 +3,11 @@ package kvm
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // crafted is a vCPU without a kernel behind it, whose shared memory of two
@@ -179,6 +182,32 @@ func TestRequestWord(t *testing.T) {
 	c.RequestInterruptWindow(false)
 	if page[0] != 0 {
 		t.Error("request_interrupt_window is still set")
+	}
+}
+
+func TestUninterrupted(t *testing.T) {
+	for _, tt := range []struct {
+		interruptions int
+		then          error
+		wantCalls     int
+		wantErr       error
+	}{
+		{0, nil, 1, nil},
+		{3, nil, 4, nil},
+		{2, unix.ENOMEM, 3, unix.ENOMEM},
+		{1000, nil, maxTries, unix.EINTR},
+	} {
+		calls := 0
+		n, err := uninterrupted(func() (int, error) {
+			calls++
+			if calls <= tt.interruptions {
+				return -1, reqCreateVM.failed(unix.EINTR)
+			}
+			return 7, tt.then
+		})
+		if calls != tt.wantCalls || !errors.Is(err, tt.wantErr) || (err == nil && n != 7) {
+			t.Errorf("%d interruptions: %d, %v after %d calls", tt.interruptions, n, err, calls)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package kvm_test
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"testing"
@@ -178,6 +179,18 @@ func expectCount(t *testing.T, g *kvmtest.Guest, want byte) {
 	}
 }
 
+// decoded passes a state through JSON, as one that is stored would be.
+func decoded(t *testing.T, m machineState) (d machineState) {
+	t.Helper()
+	b, err := json.Marshal(m)
+	check(t, err)
+	check(t, json.Unmarshal(b, &d))
+	if diff := cmp.Diff(m, d); diff != "" {
+		t.Errorf("JSON changed the state (- before, + after):\n%s", diff)
+	}
+	return d
+}
+
 var xmm7 = [16]byte{7, 7, 7}
 
 func setXMM7(t *testing.T, g *kvmtest.Guest) {
@@ -217,7 +230,7 @@ func TestSaveRestore(t *testing.T) {
 	}
 	source.VCPU.SetImmediateExit(false)
 
-	saved := save(t, s, source)
+	saved := decoded(t, save(t, s, source))
 	child := kvmtest.New(t, s, kvmtest.Config{IRQChip: true})
 	copy(child.Memory, source.Memory)
 	restore(t, child, &saved)

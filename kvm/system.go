@@ -87,9 +87,6 @@ func (s *System) DeviceAttr(group uint32, attr uint64) (uint64, error) {
 	return s.fd.deviceAttr(group, attr)
 }
 
-// createTries bounds how often CreateVM goes again after EINTR.
-const createTries = 16
-
 // CreateVM issues KVM_CREATE_VM. The kernel may answer EINTR with no signal for
 // the caller to see, so this one call is repeated, a bounded number of times.
 func (s *System) CreateVM() (*VM, error) {
@@ -97,15 +94,24 @@ func (s *System) CreateVM() (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	for try := 1; ; try++ {
-		fd, err := s.fd.call(reqCreateVM, 0)
-		if err == nil {
-			return &VM{fd: descriptor{fd: fd}, mmapSize: size, slots: map[uint32]uint64{}}, nil
-		}
-		if !errors.Is(err, unix.EINTR) || try == createTries {
-			return nil, err
+	fd, err := uninterrupted(func() (int, error) { return s.fd.call(reqCreateVM, 0) })
+	if err != nil {
+		return nil, err
+	}
+	return &VM{fd: descriptor{fd: fd}, mmapSize: size, slots: map[uint32]uint64{}}, nil
+}
+
+// maxTries bounds how often uninterrupted calls.
+const maxTries = 16
+
+// uninterrupted calls f until it is not interrupted, or too often is.
+func uninterrupted(f func() (int, error)) (n int, err error) {
+	for range maxTries {
+		if n, err = f(); !errors.Is(err, unix.EINTR) {
+			break
 		}
 	}
+	return n, err
 }
 
 // msrList reads a list of MSRs: once to learn its length, once to have it.

@@ -1,6 +1,7 @@
 package kvm
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -20,7 +21,9 @@ type VCPU struct {
 	page []byte
 
 	// kickMu keeps the page mapped while another thread sets immediate_exit.
+	// It is taken without the lock of fd, which a Run holds.
 	kickMu sync.Mutex
+	mapped bool // page is the kernel's; guarded by kickMu
 }
 
 func newVCPU(fd int, page []byte, xsaveSize int) *VCPU {
@@ -29,28 +32,28 @@ func newVCPU(fd int, page []byte, xsaveSize int) *VCPU {
 		xsaveSize: xsaveSize,
 		run:       overlay(page),
 		page:      page,
+		mapped:    true,
 	}
 }
 
-// Close unmaps the shared page and closes the descriptor. It waits for a Run in
+// Close closes the descriptor and unmaps the shared page. It waits for a Run in
 // flight; slices that IO and MMIO returned must not be used afterwards. Close is
 // idempotent.
 func (c *VCPU) Close() error {
-	if c.fd.number() < 0 {
-		return nil
-	}
-	if err := c.fd.close(); err != nil {
-		return err
-	}
+	err := c.fd.close()
 	c.kickMu.Lock()
 	defer c.kickMu.Unlock()
+	if !c.mapped {
+		return err
+	}
 	page := c.page
 	c.page = make([]byte, runPageSize)
 	c.run = overlay(c.page)
-	if err := unix.Munmap(page); err != nil {
-		return fmt.Errorf("kvm: unmap kvm_run: %w", err)
+	c.mapped = false
+	if unmapErr := unix.Munmap(page); unmapErr != nil {
+		return errors.Join(err, fmt.Errorf("kvm: unmap kvm_run: %w", unmapErr))
 	}
-	return nil
+	return err
 }
 
 // FD is the file descriptor, -1 once closed.

@@ -238,6 +238,38 @@ func TestCloseWaitsForRun(t *testing.T) {
 	}
 }
 
+// TestCloseTwiceAtOnce closes and kicks a vCPU from several goroutines.
+func TestCloseTwiceAtOnce(t *testing.T) {
+	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			g.VCPU.SetImmediateExit(true)
+			if err := g.VCPU.Close(); err != nil {
+				t.Error(err)
+			}
+			g.VCPU.SetImmediateExit(false)
+		})
+	}
+	wg.Wait()
+}
+
+// TestExitAllocates holds the path of every exit to allocate nothing.
+func TestExitAllocates(t *testing.T) {
+	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{Code: []byte{
+		0xe6, 0x10, // out 0x10, al
+		0xeb, 0xfc, // jmp to the out
+	}})
+	n := testing.AllocsPerRun(100, func() {
+		if err := g.VCPU.Run(); err == nil && g.VCPU.IO().Port != 0x10 {
+			t.Error("not at port 0x10")
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations an exit", n)
+	}
+}
+
 func TestSignalMask(t *testing.T) {
 	g := kvmtest.New(t, kvmtest.OpenOrSkip(t), kvmtest.Config{Code: []byte{0xf4}})
 	runtime.LockOSThread()
