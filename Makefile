@@ -1,0 +1,50 @@
+# Everything a person runs. 'make demo' and 'make test' set up what they need
+# on a Debian machine; 'make help' lists the rest.
+
+GO      ?= go
+ARGS    ?=
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+export CGO_ENABLED = 0
+
+.PHONY: help build demo test unit lint race lab-test kernel setup vuln clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+build: ## bin/forkvm, bin/forkvm-agent and bin/lab
+	@$(GO) build -trimpath -o bin/ ./cmd/forkvm ./test/lab
+	@$(GO) build -trimpath -ldflags '-s -w' -o bin/ ./guestagent/cmd/forkvm-agent
+
+setup: build ## install the Debian packages that the tests need, fetch and build kernels
+	@sh test/setup.sh test
+
+kernel: ## build the minimal guest kernel (about 4 minutes, once)
+	@sh test/setup.sh kernel
+
+demo: build ## boot a machine, fork it 8 times, show that each goes its own way
+	@sh test/setup.sh demo >&2
+	@bin/lab run -- bin/forkvm demo $(ARGS)
+
+test: lint unit race lab-test ## the whole suite
+
+lint: setup build ## gofmt, go vet, staticcheck
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	@$(GO) vet ./...
+	@$(GO) run $(STATICCHECK) ./...
+
+unit: build ## tests on this machine, micro-guests on its /dev/kvm included
+	@$(GO) test ./...
+
+race: ## the same under the race detector
+	@CGO_ENABLED=1 $(GO) test -race -short ./...
+
+lab-test: setup build ## tests on a genuine KVM: this machine's, or the lab's
+	@FORKVM_REQUIRE_KVM=1 $(GO) test -p 1 -exec "$(CURDIR)/bin/lab test" ./kvm/... ./vmm/... ./cmd/...
+
+vuln: ## known vulnerabilities of the dependencies (needs the internet)
+	@$(GO) run $(GOVULNCHECK) ./...
+
+clean: ## remove what build made
+	@rm -rf bin

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Sets up a Debian machine: the packages, and the guest kernels in the cache.
+#
+#   test/setup.sh demo   what 'make demo' needs: QEMU for the lab, the stock kernel
+#   test/setup.sh test   that, a C compiler for the race detector, and the minimal kernel
+#   test/setup.sh kernel the minimal kernel alone
+#
+# As root it installs what is missing; for others it says what that is.
+set -eu
+cd "$(dirname "$0")/.."
+
+demo="qemu-system-x86 e2fsprogs"
+race="gcc libc6-dev"
+
+say() { echo "setup: $*" >&2; }
+
+# packages PACKAGE... installs those that are missing.
+packages() {
+	missing=
+	for p in "$@"; do
+		dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null | grep -q '^ii' || missing="$missing $p"
+	done
+	[ -n "$missing" ] || return 0
+	if [ "$(id -u)" -ne 0 ]; then
+		say "missing packages; run as root: apt-get install -y --no-install-recommends$missing"
+		exit 1
+	fi
+	say "installing$missing"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq >&2
+	# shellcheck disable=SC2086 # a list of words
+	apt-get install -y -qq --no-install-recommends $missing >&2
+}
+
+# minimal builds the minimal kernel unless the cache has it.
+minimal() {
+	if [ "$(id -u)" -eq 0 ]; then
+		bash initrd/kernel/build.sh --install-deps
+	else
+		bash initrd/kernel/build.sh
+	fi
+}
+
+case "${1:-}" in
+demo)
+	packages $demo
+	bin/forkvm kernel fetch >&2
+	;;
+test)
+	packages $demo $race
+	bin/forkvm kernel fetch >&2
+	minimal >&2
+	;;
+kernel)
+	minimal
+	;;
+*)
+	say "usage: $0 demo|test|kernel"
+	exit 2
+	;;
+esac
