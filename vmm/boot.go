@@ -121,10 +121,11 @@ func (m *memory) loadInitramfs(img *bootImage, data []byte) error {
 //   - reboot=k: restart through the i8042, which ends the machine.
 //   - panic=-1: a panic restarts at once, so the machine can report it.
 //   - 8250.nr_uarts=1: no probing of ports that are not there.
+//   - pci=off: there is no PCI bus to probe.
 //   - random.trust_cpu=on: boot does not wait for entropy.
 //   - no_timer_check: the PIT works; testing it takes several ticks.
 const baseCmdline = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 " +
-	"random.trust_cpu=on no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1"
+	"pci=off random.trust_cpu=on no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1"
 
 // cmdline builds the whole kernel command line.
 func (c Config) cmdline() (string, error) {

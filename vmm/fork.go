@@ -158,6 +158,7 @@ func (i *Image) Start(ctx context.Context) (*VM, error) {
 // goOn restores the state, gives the machine an identity and lets it run.
 func (vm *VM) goOn(ctx context.Context, begin time.Time, i *Image) error {
 	start := time.Now()
+	vm.msrs = i.msrs
 	if err := vm.shell.restoreKVM(i.kvm); err != nil {
 		return err
 	}

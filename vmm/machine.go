@@ -95,10 +95,6 @@ func newVM(cfg Config, table *snapshot.Table) (*VM, error) {
 		return nil, err
 	}
 	vm.shell, vm.mem = shell, shell.mem
-	shell.vcpus[0].do(func() { vm.msrs, err = newMSRList(shell.sys, shell.vcpus[0].kvm) })
-	if err != nil {
-		return nil, errors.Join(err, shell.close())
-	}
 	return vm, nil
 }
 
@@ -121,6 +117,9 @@ func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
 		return err
 	}
 	vm.setBoard(b)
+	if vm.msrs, err = newMSRList(vm.shell); err != nil {
+		return err
+	}
 	start := time.Now()
 	if err := vm.load(cmdline); err != nil {
 		return err

@@ -255,7 +255,7 @@ func TestForkStateIsExact(t *testing.T) {
 	if err := child.shell.restoreKVM(image.kvm); err != nil {
 		t.Fatal(err)
 	}
-	again, err := child.shell.saveKVM(child.msrs)
+	again, err := child.shell.saveKVM(image.msrs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,21 +46,24 @@ func excludedMSR(index uint32) string {
 type msrList struct{ indices []uint32 }
 
 // newMSRList asks a vCPU of the guest's CPUID, which decides what it has.
-func newMSRList(s *kvm.System, c *kvm.VCPU) (*msrList, error) {
-	all, err := s.MSRIndexList()
+func newMSRList(s *shell) (*msrList, error) {
+	all, err := s.sys.MSRIndexList()
 	if err != nil {
 		return nil, fmt.Errorf("vmm: KVM_GET_MSR_INDEX_LIST: %w", err)
 	}
 	slices.Sort(all)
 	var l msrList
-	for _, index := range slices.Compact(all) {
-		if excludedMSR(index) != "" {
-			continue
+	c := s.vcpus[0]
+	c.do(func() {
+		for _, index := range slices.Compact(all) {
+			if excludedMSR(index) != "" {
+				continue
+			}
+			if _, err := readMSR(c.kvm, index); err == nil {
+				l.indices = append(l.indices, index)
+			}
 		}
-		if _, err := readMSR(c, index); err == nil {
-			l.indices = append(l.indices, index)
-		}
-	}
+	})
 	return &l, nil
 }
 
