@@ -11,9 +11,11 @@ import (
 	"bytes"
 	"compress/bzip2"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
@@ -174,13 +176,15 @@ func (r *reader) Read(p []byte) (int, error) {
 func (r *reader) Close() error { return r.inner.Close() }
 
 // classify wraps the decoders' own errors, which have no type in common, in
-// ErrCorrupt. A read error of the source stays what it is only if it is one of
-// ours; callers hold sources in files or memory, where they do not occur.
+// ErrCorrupt. Errors of ours, of files and of contexts stay what they are.
 func classify(err error) error {
-	for _, known := range []error{ErrUnsupported, ErrTooLarge, ErrCorrupt} {
+	for _, known := range []error{ErrUnsupported, ErrTooLarge, ErrCorrupt, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, known) {
 			return err
 		}
+	}
+	if fileError := (*fs.PathError)(nil); errors.As(err, &fileError) {
+		return err
 	}
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
