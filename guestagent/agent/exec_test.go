@@ -570,4 +570,3 @@ func (h *heapWatch) check(t *testing.T, size int64) {
 		t.Errorf("heap grew by %d KiB", grown>>10)
 	}
 }
-

@@ -93,6 +93,9 @@ type server struct {
 	procs  *table
 	cgroup *cgroups
 	slots  chan struct{} // one token an operation
+	// onPanic is deferred by each operation. PID 1 has one; elsewhere a panic
+	// is the process's.
+	onPanic func()
 
 	mu  sync.Mutex
 	gen proto.Generation // guarded by mu
@@ -108,11 +111,12 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 func newServer(o Options) *server {
 	o = o.withDefaults()
 	return &server{
-		opts:   o,
-		reaper: newReaper(o.ReapAll),
-		procs:  newTable(o.MaxProcs),
-		cgroup: newCgroups(o.CgroupDir),
-		slots:  make(chan struct{}, o.MaxConns),
+		opts:    o,
+		reaper:  newReaper(o.ReapAll),
+		procs:   newTable(o.MaxProcs),
+		cgroup:  newCgroups(o.CgroupDir),
+		slots:   make(chan struct{}, o.MaxConns),
+		onPanic: func() {},
 	}
 }
 
@@ -153,6 +157,7 @@ type conn struct {
 }
 
 func (s *server) handle(ctx context.Context, nc net.Conn) {
+	defer s.onPanic()
 	defer nc.Close()
 	defer context.AfterFunc(ctx, func() { nc.Close() })()
 	c := &conn{Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc)}

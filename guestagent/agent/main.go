@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/guestagent/agent/applet"
+	"github.com/forkvm/forkvm/guestagent/proto"
+)
+
+// initPath is where the initramfs of a guest has the program.
+const initPath = "/init"
+
+// Main is the first thing a program calls that boots guests with itself as
+// their /init. There it never returns: as PID 1 it is the agent, and under the
+// name of one of the guest's commands it is that command. Anywhere else it
+// returns at once and touches nothing.
+func Main() {
+	if isInit() {
+		boot()
+	}
+	if run := isApplet(); run != nil {
+		os.Exit(run())
+	}
+}
+
+// isInit reports whether this is the first process of a guest. A container's
+// first process may be called /init as well, but has /proc mounted.
+func isInit() bool {
+	if os.Getpid() != 1 || os.Args[0] != initPath {
+		return false
+	}
+	_, err := os.Lstat("/proc/self")
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// isApplet returns the command as which this process was started, if it was
+// started as one of those that link to /init.
+func isApplet() func() int {
+	run := applet.Find(filepath.Base(os.Args[0]))
+	if run == nil {
+		return nil
+	}
+	if exe, err := os.Readlink("/proc/self/exe"); err != nil || exe != initPath {
+		return nil
+	}
+	return func() int { return run(os.Args) }
+}
+
+// boot is the life of PID 1. It does not return.
+func boot() {
+	defer stopOnPanic()
+	var b proto.Boot
+	b.Start = sinceBoot()
+	// Few threads: a fork pays for each page that they touch.
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
+	warnings := prepareSystem(&b)
+	l, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, proto.AgentPort, nil)
+	if err != nil {
+		fatal(fmt.Errorf("agent: listen: %w", err))
+	}
+	b.Listening = sinceBoot()
+	for _, w := range warnings {
+		console(w)
+	}
+	s := newServer(Options{
+		Machine: ThisMachine, ReapAll: true, KeepOnReset: true,
+		CgroupDir: commandCgroups, Boot: b, Warnings: warnings,
+	})
+	s.onPanic = stopOnPanic
+	go s.obeySignals()
+	go announce(s.info())
+	fatal(s.serve(context.Background(), l))
+}
+
+// sinceBoot returns the time since the kernel started.
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	return time.Duration(ts.Nano())
+}
+
+// announce tells the host that the agent takes connections. A host that does
+// not listen does not want to know.
+func announce(info proto.Info) {
+	defer stopOnPanic()
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeTime)
+	defer cancel()
+	c, err := vsock.DialContext(ctx, vsock.Host, proto.ReadyPort, nil)
+	if err != nil {
+		console("no one to tell that the agent is ready: " + err.Error())
+		return
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(handshakeTime))
+	if err := proto.NewWriter(c).WriteJSON(proto.TypeReady, info); err != nil {
+		console("cannot tell that the agent is ready: " + err.Error())
+		return
+	}
+	(&conn{Conn: c}).linger()
+}
+
+// obeySignals does what init is asked by signals. None may kill it: the kernel
+// would panic.
+func (s *server) obeySignals() {
+	defer stopOnPanic()
+	ch := make(chan os.Signal, 8)
+	signal.Notify(ch, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPWR, syscall.SIGPIPE)
+	for sig := range ch {
+		switch sig {
+		case syscall.SIGINT: // ctrl-alt-del
+			_ = ThisMachine.Stop(true)
+		case syscall.SIGTERM, syscall.SIGPWR, syscall.SIGUSR2:
+			_ = ThisMachine.Stop(false)
+		}
+	}
+}
+
+// console prints one line. Serial consoles are slow: it is for what matters.
+func console(line string) { fmt.Fprintln(os.Stderr, "forkvm:", line) }
+
+// fatal says why the guest cannot go on, and powers it off.
+func fatal(err error) {
+	console(err.Error())
+	_ = ThisMachine.Stop(false)
+	os.Exit(1)
+}
+
+// stopOnPanic is deferred by every goroutine of PID 1: its panic would become
+// the kernel's, which tells less.
+func stopOnPanic() {
+	if r := recover(); r != nil {
+		fatal(fmt.Errorf("agent: panic: %v\n%s", r, debug.Stack()))
+	}
+}
