@@ -9,6 +9,7 @@ import (
 	"math/rand"
 	"net"
 	"reflect"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,36 +23,15 @@ import (
 func TestQuiesceDuringTraffic(t *testing.T) {
 	g := newGuest(t, Config{})
 	h, c := g.pair(t)
+	stop := make(chan struct{})
 	var moving sync.WaitGroup
 	move := func(to, from net.Conn, seed int64) {
-		want := make([]byte, 4<<20)
-		rand.New(rand.NewSource(seed)).Read(want)
-		moving.Go(func() {
-			if _, err := to.Write(want); err != nil {
-				t.Error(err)
-			}
-		})
-		moving.Go(func() {
-			got := make([]byte, len(want))
-			if _, err := io.ReadFull(from, got); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("data changed, %v", err)
-			}
-		})
+		moving.Go(func() { sendUntil(t, stop, to, seed) })
+		moving.Go(func() { expect(t, from, seed) })
 	}
 	move(h, c, 1)
 	move(c, h, 2)
-	done := make(chan struct{})
-	go func() { moving.Wait(); close(done) }()
-
-	for i := 0; ; i++ {
-		select {
-		case <-done:
-			if i < 3 {
-				t.Errorf("only %d captures", i)
-			}
-			return
-		default:
-		}
+	for range 20 {
 		g.mu.Lock() // stop the vCPUs
 		g.dev.Quiesce()
 		g.dev.Quiesce()
@@ -60,9 +40,50 @@ func TestQuiesceDuringTraffic(t *testing.T) {
 		if !bytes.Equal(before.RAM(), g.drv.Mem.RAM()) || g.irq.Count() != irqs {
 			t.Error("guest memory or interrupt touched while quiet")
 		}
+		sent := g.dev.Stats().BytesToGuest
 		g.dev.Resume()
 		g.dev.Resume()
 		g.mu.Unlock()
+		for g.dev.Stats().BytesToGuest == sent {
+			runtime.Gosched() // a capture always finds something under way
+		}
+	}
+	close(stop)
+	moving.Wait()
+}
+
+// sendUntil sends random bytes until stop is closed.
+func sendUntil(t *testing.T, stop chan struct{}, c net.Conn, seed int64) {
+	rnd := rand.New(rand.NewSource(seed))
+	p := make([]byte, 20000)
+	for {
+		select {
+		case <-stop:
+			c.(interface{ CloseWrite() error }).CloseWrite()
+			return
+		default:
+		}
+		rnd.Read(p)
+		if _, err := c.Write(p); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+}
+
+// expect reads what sendUntil sends.
+func expect(t *testing.T, c net.Conn, seed int64) {
+	rnd := rand.New(rand.NewSource(seed))
+	got, want := make([]byte, 20000), make([]byte, 20000)
+	for {
+		n, err := io.ReadFull(c, got)
+		if err == io.EOF {
+			return
+		}
+		if rnd.Read(want); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("after %d bytes: data changed, %v", n, err)
+			return
+		}
 	}
 }
 
