@@ -1,0 +1,98 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/guestagent/client"
+)
+
+// A Command is a program to run.
+type Command struct {
+	// Path is where the program is inside, Args its arguments without its name.
+	Path string
+	Args []string
+	// Dir is its working directory, made if it is missing.
+	Dir string
+	// Env is added to the agent's default environment.
+	Env            []string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Timeout ends it. 0: never.
+	Timeout time.Duration
+	// Signals are passed on to it.
+	Signals <-chan os.Signal
+}
+
+// An Exit is how a program ended.
+type Exit struct {
+	// Code is its exit code; if a signal ended it, 128 and the signal's number.
+	Code int
+	// TimedOut says that Timeout ended it.
+	TimedOut bool
+}
+
+// ErrStart says that a program could not be started.
+var ErrStart = errors.New("session: the program cannot be started")
+
+// SignalExit is what is added to the number of a signal that ended a program.
+const SignalExit = 128
+
+// Run runs a program to its end. Its error says that how the program ended is unknown (ErrLost if
+// the connection broke) or that it did not start (ErrStart).
+func (s *Session) Run(ctx context.Context, c Command) (Exit, error) {
+	if err := s.Mkdir(ctx, c.Dir); err != nil {
+		return Exit{}, err
+	}
+	cmd := s.c.CommandContext(ctx, c.Path, c.Args...)
+	cmd.Dir, cmd.ExtraEnv, cmd.Timeout = c.Dir, c.Env, c.Timeout
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	if err := cmd.Start(); err != nil {
+		if start, ok := errors.AsType[*client.StartError](err); ok {
+			return Exit{}, fmt.Errorf("%w: %w", ErrStart, start)
+		}
+		return Exit{}, fmt.Errorf("session: start %s: %w", c.Path, lost(err))
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		for {
+			select {
+			case sig := <-c.Signals:
+				cmd.Signal(sig) // The program may have ended.
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return exitOf(c.Path, cmd.Wait())
+}
+
+func exitOf(path string, err error) (Exit, error) {
+	if err == nil {
+		return Exit{}, nil
+	}
+	exit, ok := errors.AsType[*client.ExitError](err)
+	switch {
+	case !ok:
+		return Exit{}, fmt.Errorf("session: run %s: %w", path, lost(err))
+	case exit.Signal != 0:
+		return Exit{Code: SignalExit + int(exit.Signal), TimedOut: exit.TimedOut}, nil
+	}
+	return Exit{Code: exit.Code, TimedOut: exit.TimedOut}, nil
+}
+
+// Mkdir makes a folder with those above it.
+func (s *Session) Mkdir(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, setupTime)
+	defer cancel()
+	if err := s.c.FS().WithContext(ctx).MkdirAll(dir, 0o755); err != nil && !errors.Is(err, syscall.EEXIST) {
+		return fmt.Errorf("session: make folder %s: %w", dir, lost(err))
+	}
+	return nil
+}
