@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -90,6 +92,20 @@ func failed(checks []Check, name string) bool {
 		}
 	}
 	return false
+}
+
+func TestIgnoredSIGURG(t *testing.T) {
+	signal.Ignore(syscall.SIGURG)
+	c := preemption()
+	wanted := make(chan os.Signal, 1)
+	signal.Notify(wanted, syscall.SIGURG) // alone ends the ignoring
+	signal.Stop(wanted)
+	if c.Status != Fail {
+		t.Errorf("with SIGURG ignored: %+v", c)
+	}
+	if c := preemption(); c.Status != Pass {
+		t.Errorf("with SIGURG as usual: %+v", c)
+	}
 }
 
 func TestFlavorDecides(t *testing.T) {

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkvm/forkvm/initrd"
+	"github.com/forkvm/forkvm/initrd/bzimage"
+)
+
+func newKernel() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "kernel",
+		Short: "Find, fetch and unpack guest kernels",
+		Long: `Find, fetch and unpack guest kernels. They are kept in the user's cache directory,
+or in $FORKVM_CACHE. $FORKVM_KERNEL names the one to use where no --kernel is given.`,
+	}
+	cmd.AddCommand(newKernelList(), newKernelFetch(), newKernelPath(), newKernelUnpack())
+	return cmd
+}
+
+// listedKernel is a line of kernel ls.
+type listedKernel struct {
+	Name    string `json:"name"` // as --kernel takes it
+	Release string `json:"release,omitempty"`
+	Vmlinux string `json:"vmlinux,omitempty"`
+	Source  string `json:"source,omitempty"`
+	Used    bool   `json:"used"`            // where no other is named
+	Error   string `json:"error,omitempty"` // why it cannot be used
+}
+
+func newKernelList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the kernels at hand; a star marks the one used unless another is named",
+		Args:  cobra.NoArgs,
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		kernels, err := listKernels(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return printJSON(cmd.OutOrStdout(), kernels)
+		}
+		return printKernels(cmd.OutOrStdout(), kernels)
+	}
+	return cmd
+}
+
+// listKernels lists the cache, and the kernel in use if it lies elsewhere.
+func listKernels(ctx context.Context) ([]listedKernel, error) {
+	cache, err := initrd.CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(cache, "kernels"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	used, _ := initrd.FindKernel(ctx, "") // if there is none, no line has a star
+	list := []listedKernel{}              // [] in JSON
+	listed := used == nil
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		k, err := initrd.FindKernel(ctx, filepath.Join(cache, "kernels", e.Name()))
+		if err != nil {
+			list = append(list, listedKernel{Name: e.Name(), Error: err.Error()})
+			continue
+		}
+		isUsed := used != nil && k.Vmlinux == used.Vmlinux
+		listed = listed || isUsed
+		list = append(list, describe(e.Name(), k, isUsed))
+	}
+	if !listed {
+		list = append(list, describe(used.Vmlinux, used, true))
+	}
+	return list, nil
+}
+
+func describe(name string, k *initrd.Kernel, used bool) listedKernel {
+	return listedKernel{Name: name, Release: k.Release, Vmlinux: k.Vmlinux, Source: k.Source, Used: used}
+}
+
+func printKernels(w io.Writer, kernels []listedKernel) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, k := range kernels {
+		mark, about := " ", k.Source
+		if k.Used {
+			mark = "*"
+		}
+		if k.Error != "" {
+			about = "unusable: " + k.Error
+		}
+		fmt.Fprintf(t, "%s %s\t%s\t%s\n", mark, k.Name, k.Release, about)
+	}
+	return t.Flush()
+}
+
+func newKernelPath() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "path [KERNEL]",
+		Short: "Print the path of the vmlinux that is used, unpacking it if need be",
+		Args:  cobra.MaximumNArgs(1),
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		k, err := initrd.FindKernel(cmd.Context(), strings.Join(args, ""))
+		if err != nil {
+			return err
+		}
+		return printKernel(cmd.OutOrStdout(), k, *asJSON)
+	}
+	return cmd
+}
+
+func printKernel(w io.Writer, k *initrd.Kernel, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, describe(filepath.Base(filepath.Dir(k.Vmlinux)), k, true))
+	}
+	_, err := fmt.Fprintln(w, k.Vmlinux)
+	return err
+}
+
+func newKernelFetch() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fetch",
+		Short: "Download Debian's cloud kernel, check it, and keep it in the cache",
+		Args:  cobra.NoArgs,
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		k, err := initrd.FetchDebianKernel(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return printKernel(cmd.OutOrStdout(), k, *asJSON)
+	}
+	return cmd
+}
+
+func newKernelUnpack() *cobra.Command {
+	return &cobra.Command{
+		Use:   "unpack BZIMAGE VMLINUX",
+		Short: "Unpack a bzImage to the ELF kernel inside; - writes to standard output",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			image, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer image.Close()
+			info, err := image.Stat()
+			if err != nil {
+				return err
+			}
+			err = writeFile(args[1], func(w io.Writer) error {
+				_, err := bzimage.Unpack(w, image, info.Size())
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			return nil
+		},
+	}
+}
+
+// writeFile makes a file appear with all that fill writes, or not at all.
+func writeFile(name string, fill func(io.Writer) error) error {
+	if name == "-" {
+		return flushed(os.Stdout, fill)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // fails once it was renamed
+	defer tmp.Close()
+	if err := flushed(tmp, fill); err != nil {
+		return err
+	}
+	if err := tmp.Chmod(0o644); err != nil {
+		return err
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), name)
+}
+
+func flushed(w io.Writer, fill func(io.Writer) error) error {
+	b := bufio.NewWriterSize(w, 1<<20)
+	if err := fill(b); err != nil {
+		return err
+	}
+	return b.Flush()
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/doctor"
+	"github.com/forkvm/forkvm/guestagent/agent"
+	"github.com/forkvm/forkvm/guestagent/client"
+)
+
+// The test binary is forkvm under that name, and /init in its guests.
+func TestMain(m *testing.M) {
+	agent.Main()
+	testscript.Main(m, map[string]func(){"forkvm": main})
+}
+
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+
+// TestGuestScripts boots guests.
+func TestGuestScripts(t *testing.T) {
+	needGuest(t)
+	runScripts(t, "testdata/guest")
+}
+
+// needGuest skips the test where Linux cannot be booted, unless it must be.
+func needGuest(t *testing.T) {
+	t.Helper()
+	if os.Getenv("FORKVM_REQUIRE_KVM") == "1" {
+		return
+	}
+	for _, c := range doctor.Run(t.Context(), doctor.Options{}) {
+		if c.Status == doctor.Fail || c.Name == "kvm flavor" && c.Status != doctor.Pass {
+			t.Skipf("%s: %s", c.Name, c.Detail)
+		}
+	}
+}
+
+func runScripts(t *testing.T, dir string) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 dir,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"code": expectCode,
+			"json": expectJSON,
+		},
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("HOME", env.WorkDir)
+			for _, v := range os.Environ() {
+				if strings.HasPrefix(v, "FORKVM_") {
+					env.Vars = append(env.Vars, v)
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// expectCode runs a command that must end with an exit code: code N COMMAND.
+func expectCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N COMMAND ARGS...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	err = ts.Exec(args[1], args[2:]...)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// expectJSON checks that the last standard output is one JSON value which has
+// each path: json a.0.b
+func expectJSON(ts *testscript.TestScript, neg bool, paths []string) {
+	var v any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile("stdout")), &v))
+	for _, path := range paths {
+		if _, ok := dig(v, strings.Split(path, ".")); ok == neg {
+			ts.Fatalf("%s: there is %v, want %v", path, ok, !neg)
+		}
+	}
+}
+
+func dig(v any, path []string) (any, bool) {
+	if len(path) == 0 {
+		return v, true
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		next, ok := v[path[0]]
+		if !ok {
+			return nil, false
+		}
+		return dig(next, path[1:])
+	case []any:
+		i, err := strconv.Atoi(path[0])
+		if err != nil || i < 0 || i >= len(v) {
+			return nil, false
+		}
+		return dig(v[i], path[1:])
+	}
+	return nil, false
+}
+
+func TestByteSize(t *testing.T) {
+	for in, want := range map[string]byteSize{
+		"1": 1, "64k": 64 << 10, "256M": 256 << 20, "4G": 4 << 30, "4gib": 4 << 30, "3MB": 3 << 20, "12b": 12,
+	} {
+		var b byteSize
+		if err := b.Set(in); err != nil || b != want {
+			t.Errorf("Set(%q): %d, %v; want %d", in, b, err, want)
+		}
+		var again byteSize
+		if err := again.Set(b.String()); err != nil || again != b {
+			t.Errorf("%d prints as %q, which is %d, %v", b, b.String(), again, err)
+		}
+	}
+	for _, in := range []string{"", "M", "-1M", "0", "1T", "1.5G", "9223372036854775807G", "1 M", "M1"} {
+		var b byteSize
+		if err := b.Set(in); err == nil {
+			t.Errorf("Set(%q) took it as %d", in, b)
+		}
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0},
+		{errors.New("anything"), 125},
+		{usageError("what?"), 2},
+		{fmt.Errorf("boot: %w", interrupted{syscall.SIGTERM}), 143},
+		{commandError("c", nil), 0},
+		{commandError("c", fmt.Errorf("exec: %w", &client.ExitError{Code: 42})), 42},
+		{commandError("c", &client.ExitError{Code: -1, Signal: syscall.SIGKILL}), 137},
+		{commandError("c", &client.ExitError{Code: -1, Signal: syscall.SIGKILL, TimedOut: true}), 124},
+		{commandError("c", &client.StartError{Stage: client.StageLookup, Errno: syscall.ENOENT}), 127},
+		{commandError("c", &client.StartError{Stage: client.StageLookup, Errno: syscall.EACCES}), 126},
+		{commandError("c", &client.StartError{Stage: client.StageDir, Errno: syscall.ENOENT}), 126},
+		{commandError("c", errors.New("machine ended")), 125},
+	} {
+		if got := exitCode(test.err); got != test.want {
+			t.Errorf("%v: exit code %d, want %d", test.err, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// signals gets those that ask forkvm to stop. They end the context, unless a
+// command in a guest takes them.
+type signals struct {
+	handler chan func(os.Signal)
+}
+
+// watchSignals returns a context that the first signal ends, with the cause
+// interrupted.
+func watchSignals(parent context.Context) (context.Context, *signals) {
+	ctx, cancel := context.WithCancelCause(parent)
+	end := func(sig os.Signal) { cancel(interrupted{sig.(syscall.Signal)}) }
+	s := &signals{handler: make(chan func(os.Signal))}
+	arrived := make(chan os.Signal, 8)
+	signal.Notify(arrived, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		handle := end
+		seen := map[os.Signal]int{}
+		for {
+			select {
+			case handle = <-s.handler:
+			case sig := <-arrived:
+				// A command may ignore a signal, but not for ever.
+				if seen[sig]++; seen[sig] > 2 {
+					end(sig)
+				}
+				go handle(sig) // it may wait for a guest that does not answer
+			}
+		}
+	}()
+	return ctx, s
+}
+
+// forward gives signals to f from now on. The third of a kind ends the context
+// as well.
+func (s *signals) forward(f func(os.Signal)) { s.handler <- f }
