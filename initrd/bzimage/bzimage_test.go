@@ -11,60 +11,18 @@ import (
 	"testing"
 
 	"github.com/forkvm/forkvm/initrd/decompress"
+	"github.com/forkvm/forkvm/initrd/internal/fakekernel"
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz/lzma"
 )
 
 const testRelease = "6.12.1-test"
 
-// tinyVmlinux returns an ELF64 x86-64 file of one segment that names its release.
-// testdata/payload.* hold it as compressed by xz (with its x86 filter), bzip2 and
-// lz4 (legacy frame), the way the kernel's build calls them.
-func tinyVmlinux() []byte {
-	const size = 64 + 56 + 4096
-	elf := make([]byte, size)
-	copy(elf, "\x7fELF\x02\x01\x01")
-	le := binary.LittleEndian
-	le.PutUint16(elf[16:], 2)  // ET_EXEC
-	le.PutUint16(elf[18:], 62) // EM_X86_64
-	le.PutUint32(elf[20:], 1)
-	le.PutUint64(elf[24:], 0x1000000)
-	le.PutUint64(elf[32:], 64)
-	le.PutUint16(elf[52:], 64)
-	le.PutUint16(elf[54:], 56)
-	le.PutUint16(elf[56:], 1)
-	ph := elf[64:]
-	le.PutUint32(ph, 1) // PT_LOAD
-	le.PutUint32(ph[4:], 5)
-	le.PutUint64(ph[16:], 0x1000000)
-	le.PutUint64(ph[24:], 0x1000000)
-	le.PutUint64(ph[32:], size)
-	le.PutUint64(ph[40:], size)
-	le.PutUint64(ph[48:], 0x1000)
-	copy(elf[200:], "Linux version %s (\x00Linux version "+testRelease+" (a@b) #1\x00")
-	return elf
-}
+// testdata/payload.* hold tinyVmlinux as compressed by xz (with its x86 filter),
+// bzip2 and lz4 (legacy frame), the way the kernel's build calls them.
+func tinyVmlinux() []byte { return fakekernel.Vmlinux(testRelease) }
 
-// image builds a bzImage around a payload; a size trailer must be part of it.
-func image(payload []byte) []byte {
-	const setupSects = 2
-	img := make([]byte, (setupSects+1)*sectorLen)
-	le := binary.LittleEndian
-	copy(img, "MZ")
-	img[offSetupSects] = setupSects
-	le.PutUint16(img[offBootFlag:], bootFlag)
-	copy(img[offMagic:], "HdrS")
-	le.PutUint16(img[offVersion:], 0x020f)
-	le.PutUint16(img[offKernelVersion:], 0x300-sectorLen)
-	copy(img[0x300:], testRelease+" (a@b) #1 SMP\x00")
-	le.PutUint16(img[offXLoadFlags:], xlfKernel64)
-	const stub = 100 // bytes of decompressor before the payload
-	le.PutUint32(img[offPayloadOffset:], stub)
-	le.PutUint32(img[offPayloadLength:], uint32(len(payload)))
-	img = append(img, make([]byte, stub)...)
-	img = append(img, payload...)
-	return append(img, make([]byte, 333)...)
-}
+func image(payload []byte) []byte { return fakekernel.Image(testRelease, payload) }
 
 // withSize appends the length of the uncompressed data, as the kernel's build does.
 func withSize(packed []byte, size int) []byte {

@@ -5,33 +5,16 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"strings"
 	"testing"
 
 	"github.com/forkvm/forkvm/initrd/decompress"
+	"github.com/forkvm/forkvm/initrd/internal/fakekernel"
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 )
-
-type arMember struct {
-	name string
-	data []byte
-}
-
-func ar(members ...arMember) []byte {
-	out := []byte(Magic)
-	for _, m := range members {
-		out = fmt.Appendf(out, "%-16s%-12d%-6d%-6d%-8s%-10d`\n", m.name, 0, 0, 0, "100644", len(m.data))
-		out = append(out, m.data...)
-		if len(m.data)%2 == 1 {
-			out = append(out, '\n')
-		}
-	}
-	return out
-}
 
 func tarOf(t testing.TB, headers ...*tar.Header) []byte {
 	t.Helper()
@@ -109,9 +92,9 @@ func walk(deb []byte) (map[string]string, error) {
 func TestWalk(t *testing.T) {
 	for _, format := range []string{"", ".gz", ".xz", ".zst"} {
 		t.Run("data.tar"+format, func(t *testing.T) {
-			deb := ar(arMember{"debian-binary", []byte("2.0\n")},
-				arMember{"control.tar.xz", []byte("odd")},
-				arMember{"data.tar" + format, packed(t, format, someFiles(t))})
+			deb := fakekernel.Ar(fakekernel.Member("debian-binary", []byte("2.0\n")),
+				fakekernel.Member("control.tar.xz", []byte("odd")),
+				fakekernel.Member("data.tar"+format, packed(t, format, someFiles(t))))
 			got, err := walk(deb)
 			if err != nil {
 				t.Fatal(err)
@@ -131,14 +114,14 @@ func TestWalk(t *testing.T) {
 }
 
 func TestBadPackages(t *testing.T) {
-	version := arMember{"debian-binary", []byte("2.0\n")}
-	data := arMember{"data.tar.gz", packed(t, ".gz", someFiles(t))}
-	good := ar(version, data)
-	var many []arMember
+	version := fakekernel.Member("debian-binary", []byte("2.0\n"))
+	data := fakekernel.Member("data.tar.gz", packed(t, ".gz", someFiles(t)))
+	good := fakekernel.Ar(version, data)
+	var many []fakekernel.ArMember
 	for range maxMembers + 1 {
 		many = append(many, version)
 	}
-	negative := bytes.Replace(ar(version, data), []byte("100644  4 "), []byte("100644  -4"), 1)
+	negative := bytes.Replace(fakekernel.Ar(version, data), []byte("100644  4 "), []byte("100644  -4"), 1)
 	tests := []struct {
 		name string
 		deb  []byte
@@ -146,16 +129,16 @@ func TestBadPackages(t *testing.T) {
 	}{
 		{"empty", nil, ErrNotPackage},
 		{"text", []byte(strings.Repeat("no package", 100)), ErrNotPackage},
-		{"other ar archive", ar(arMember{"a.o", []byte("x")}), ErrNotPackage},
+		{"other ar archive", fakekernel.Ar(fakekernel.Member("a.o", []byte("x"))), ErrNotPackage},
 		{"no members", []byte(Magic), ErrNotPackage},
-		{"no data", ar(version, arMember{"control.tar.gz", nil}), ErrNotPackage},
-		{"too many members", ar(many...), ErrNotPackage},
+		{"no data", fakekernel.Ar(version, fakekernel.Member("control.tar.gz", nil)), ErrNotPackage},
+		{"too many members", fakekernel.Ar(many...), ErrNotPackage},
 		{"negative length", negative, ErrNotPackage},
 		{"header cut", good[:len(Magic)+20], ErrTruncated},
 		{"data cut", good[:len(good)-20], ErrTruncated},
-		{"data damaged", ar(version, arMember{"data.tar.gz", data.data[:len(data.data)-20]}), decompress.ErrCorrupt},
-		{"data in no format", ar(version, arMember{"data.tar.zz", []byte("hello world")}), decompress.ErrUnsupported},
-		{"escape", ar(version, arMember{"data.tar", tarOf(t, &tar.Header{Name: "../../etc/passwd", Typeflag: tar.TypeReg})}), ErrNotPackage},
+		{"data damaged", fakekernel.Ar(version, fakekernel.Member("data.tar.gz", data.Data[:len(data.Data)-20])), decompress.ErrCorrupt},
+		{"data in no format", fakekernel.Ar(version, fakekernel.Member("data.tar.zz", []byte("hello world"))), decompress.ErrUnsupported},
+		{"escape", fakekernel.Ar(version, fakekernel.Member("data.tar", tarOf(t, &tar.Header{Name: "../../etc/passwd", Typeflag: tar.TypeReg}))), ErrNotPackage},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -167,7 +150,7 @@ func TestBadPackages(t *testing.T) {
 }
 
 func TestVisitorsErrorEndsTheWalk(t *testing.T) {
-	deb := ar(arMember{"debian-binary", []byte("2.0\n")}, arMember{"data.tar", someFiles(t)})
+	deb := fakekernel.Ar(fakekernel.Member("debian-binary", []byte("2.0\n")), fakekernel.Member("data.tar", someFiles(t)))
 	stop := errors.New("enough")
 	calls := 0
 	err := Walk(bytes.NewReader(deb), int64(len(deb)), func(string, fs.FileInfo, io.Reader) error {
@@ -180,9 +163,9 @@ func TestVisitorsErrorEndsTheWalk(t *testing.T) {
 }
 
 func FuzzWalk(f *testing.F) {
-	version := arMember{"debian-binary", []byte("2.0\n")}
-	f.Add(ar(version, arMember{"data.tar", someFiles(f)}))
-	f.Add(ar(version, arMember{"data.tar.gz", packed(f, ".gz", someFiles(f))}))
+	version := fakekernel.Member("debian-binary", []byte("2.0\n"))
+	f.Add(fakekernel.Ar(version, fakekernel.Member("data.tar", someFiles(f))))
+	f.Add(fakekernel.Ar(version, fakekernel.Member("data.tar.gz", packed(f, ".gz", someFiles(f)))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		left := 1 << 20
 		_ = Walk(bytes.NewReader(data), int64(len(data)), func(name string, _ fs.FileInfo, content io.Reader) error {
