@@ -403,6 +403,22 @@ func TestCreditUpdatesAreBatched(t *testing.T) {
 	}
 }
 
+// Free space that was not worth telling is, once the guest's buffers shrink.
+func TestCreditUpdateWhenGuestBuffersShrink(t *testing.T) {
+	r := newRig(t, Config{})
+	r.start(t, ringFeatures, 8)
+	c := r.open(t, 1)
+	r.send(hdr(opRW, 1, 5000), make([]byte, 10000))
+	io.ReadFull(c, make([]byte, 10000))
+	r.wantNone(t)
+	u := hdr(opCreditUpdate, 1, 5000)
+	u.bufAlloc = 16 << 10
+	r.send(u, nil)
+	if h, _ := r.want(t, opCreditUpdate); h.fwdCnt != 10000 {
+		t.Errorf("got %+v", h)
+	}
+}
+
 func TestCreditRequest(t *testing.T) {
 	r := newRig(t, Config{})
 	r.start(t, ringFeatures, 8)
@@ -539,6 +555,28 @@ func TestConfig(t *testing.T) {
 	d.ReadConfig(1<<40, p)
 	if !bytes.Equal(p, make([]byte, 5)) {
 		t.Errorf("config beyond its end %x", p)
+	}
+}
+
+// The search for a host port starts over at its end, and steps over those of
+// live connections and listeners.
+func TestHostPortsDoNotCollide(t *testing.T) {
+	g := newGuest(t, Config{})
+	g.dev.nextPort = lastPort
+	seen := make(map[uint32]bool)
+	if _, err := g.dev.Listen(firstPort + 1); err != nil {
+		t.Fatal(err)
+	}
+	seen[firstPort+1] = true
+	for range 4 {
+		c, _ := g.pair(t)
+		if p := c.ports.host; seen[p] || p < firstPort || p > lastPort {
+			t.Errorf("host port %d", p)
+		}
+		seen[c.ports.host] = true
+		g.dev.mu.Lock()
+		g.dev.nextPort = lastPort
+		g.dev.mu.Unlock()
 	}
 }
 

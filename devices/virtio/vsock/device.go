@@ -241,7 +241,7 @@ func (d *Device) running() bool {
 }
 
 // accepting tells whether a new connection can be begun, though its packets
-// may wait for Resume.
+// may have to wait for Resume or a transport reset.
 func (d *Device) accepting() bool {
-	return d.active && !d.broken && d.resetting == resetNone
+	return d.active && !d.broken
 }

@@ -22,9 +22,9 @@ var ErrTooManyConns = errors.New("too many connections")
 // Dial connects to a guest process that listens at port. The connection is a
 // [*Conn].
 //
-// Before the guest's driver has activated the device, and after a restore
-// until it has reset the old connections, Dial waits. It ends at the latest
-// with ctx, whose error it wraps. The error is [syscall.ECONNREFUSED] if
+// Before the guest's driver has activated the device, while the device is
+// quiet, and after a restore until the driver has reset the old connections,
+// Dial waits. It ends at the latest with ctx, whose error it wraps. The error is [syscall.ECONNREFUSED] if
 // nobody listens.
 func (d *Device) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	d.mu.Lock()

@@ -152,6 +152,23 @@ func TestRepliesAreBounded(t *testing.T) {
 	}
 }
 
+// TX goes on by itself once there is room for replies: no notification comes.
+func TestStalledTXGoesOn(t *testing.T) {
+	r := newRig(t, Config{})
+	r.start(t, ringFeatures, 0)
+	for r.send(hdr(opRW, 1, 9), nil) {
+	}
+	if len(r.txBusy) == 0 {
+		t.Fatal("TX is not stalled")
+	}
+	r.addRX(64)
+	for r.reap(); len(r.txBusy) > 0; r.reap() {
+		if err := r.irq.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A guest that opens and ends connections without taking what it is told makes
 // the device hold no more than it is configured to.
 func TestConnsAreBounded(t *testing.T) {

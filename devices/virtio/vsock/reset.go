@@ -17,13 +17,13 @@ const (
 // settleReset brings the transport reset on and tells whether it is over.
 func (d *Device) settleReset() bool {
 	if d.resetting != resetNone && d.event == nil {
-		d.endReset() // nobody to tell
+		d.resetting = resetNone // nobody to tell
 	}
 	if d.resetting == resetOwed {
 		d.publishReset()
 	}
 	if d.resetting == resetPublished && d.event.Available() > d.unhandled {
-		d.endReset()
+		d.resetting = resetNone
 	}
 	return d.resetting == resetNone && !d.broken
 }
@@ -78,9 +78,4 @@ func (d *Device) notifyBeyond(n int) {
 	for range popped {
 		d.event.Undo()
 	}
-}
-
-func (d *Device) endReset() {
-	d.resetting = resetNone
-	d.changed.Broadcast()
 }
