@@ -303,7 +303,13 @@ func (f *FS) TarIn(ctx context.Context, name string, r io.Reader) error {
 		return pathError("untar", name, err)
 	}
 	sent := make(chan error, 1)
-	go func() { sent <- cn.sendAll(r) }()
+	go func() {
+		err := cn.sendAll(r)
+		sent <- err // before the connection ends of it
+		if err != nil {
+			cn.Conn.Close()
+		}
+	}()
 	if err := cn.reply(nil); err != nil {
 		select {
 		case sendErr := <-sent:
@@ -317,8 +323,8 @@ func (f *FS) TarIn(ctx context.Context, name string, r io.Reader) error {
 	return nil
 }
 
-// sendAll sends r as Data frames. If r fails it ends the operation and returns
-// the error; how the connection ends is the reader's to tell.
+// sendAll sends r as Data frames. It returns an error of r; how the connection
+// ends is the reader's to tell.
 func (c *conn) sendAll(r io.Reader) error {
 	buf := make([]byte, fileChunk)
 	for {
@@ -331,7 +337,6 @@ func (c *conn) sendAll(r io.Reader) error {
 			return nil
 		}
 		if err != nil {
-			c.Conn.Close()
 			return err
 		}
 	}
