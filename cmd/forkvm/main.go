@@ -26,7 +26,7 @@ func main() {
 }
 
 // execute runs a command line to its end and returns the exit code. An error
-// goes to standard error as one line.
+// goes to standard error as one line; a guest's dying words follow.
 func execute(ctx context.Context, root *cobra.Command) int {
 	// What fails before a command begins is a mistake in how it was called.
 	began := false
@@ -39,7 +39,8 @@ func execute(ctx context.Context, root *cobra.Command) int {
 		err = &codeError{exitUsage, fmt.Errorf("%w (try: %s --help)", err, cmd.CommandPath())}
 	}
 	if text := err.Error(); text != "" {
-		fmt.Fprintf(root.ErrOrStderr(), "forkvm: %s%s\n", text, hint(err))
+		line, more, _ := strings.Cut(text, "\n") // more is the end of a guest's console
+		fmt.Fprintf(root.ErrOrStderr(), "forkvm: %s%s\n%s", line, hint(err), more)
 	}
 	return exitCode(err)
 }
@@ -79,7 +80,7 @@ func showHelp(c *cobra.Command, _ []string) error { return c.Help() }
 func hint(err error) string {
 	var path *os.PathError
 	switch {
-	case errors.As(err, &path) && strings.HasPrefix(path.Path, "/dev/"), errors.Is(err, vmm.ErrCrash):
+	case errors.As(err, &path) && strings.HasPrefix(path.Path, "/dev/"):
 		return " (try: forkvm doctor)"
 	case errors.Is(err, context.DeadlineExceeded):
 		return " (try: --console to see how far the guest came)"

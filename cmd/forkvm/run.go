@@ -110,7 +110,21 @@ func (r *runFlags) command(ctx context.Context, vm *vmm.VM, sig *signals, args [
 		}
 		defer restore()
 	}
-	return commandError(args[0], cmd.Wait())
+	return commandError(args[0], because(ctx, vm, cmd.Wait()))
+}
+
+// because is err, or how the machine ended if that is what err came of: a
+// guest that powers off cuts the connection before it is off.
+func because(ctx context.Context, vm *vmm.VM, err error) error {
+	if !errors.Is(err, client.ErrDisconnected) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if outcome, ended := errors.AsType[*vmm.Outcome](vm.Wait(ctx)); ended {
+		return outcome
+	}
+	return err
 }
 
 // commandError is err with the exit code that it stands for. A command that

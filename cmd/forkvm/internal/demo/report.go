@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"text/tabwriter"
 	"time"
 
@@ -23,14 +24,17 @@ func newReport(parent *vmm.VM, children []*vmm.VM) *Report {
 		r.Forks = append(r.Forks, Fork{
 			ID:           i + 1,
 			StateReadyUS: microseconds(t.FirstEntry),
-			FirstReplyMS: milliseconds(t.AgentReady),
+			FirstReplyMS: milliseconds(t.AgentReady), // less the exec, which is to come
 		})
 	}
 	return r
 }
 
-func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func microseconds(d time.Duration) float64 { return round(float64(d) / float64(time.Microsecond)) }
+func milliseconds(d time.Duration) float64 { return round(float64(d) / float64(time.Millisecond)) }
+
+// round leaves three decimals: more would be noise.
+func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 
 // compare checks what the machines saw first: looks[0] is the parent's, made
 // while the children made theirs; before is the parent's from before the fork.
@@ -45,7 +49,7 @@ func (r *Report) compare(before result, looks []result, note string) {
 		f := &r.Forks[i]
 		name := fmt.Sprintf("child %d", f.ID)
 		f.ExitCode, f.Unique = child.code, child.Unique
-		f.FirstReplyMS += milliseconds(child.started)
+		f.FirstReplyMS = round(f.FirstReplyMS + milliseconds(child.started))
 		f.CounterAtFork = commonTicks(parent.History, child.History)
 		if child.err != nil {
 			r.claim(false, "%s: command failed: %v", name, child.err)
