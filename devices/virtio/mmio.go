@@ -147,7 +147,8 @@ func (m *MMIO) Reset() {
 	m.reset()
 }
 
-// ConfigChanged tells the driver that the configuration space has changed.
+// ConfigChanged tells the driver that the configuration space has changed. It
+// raises an interrupt: not for a device that is quiet.
 func (m *MMIO) ConfigChanged() {
 	m.generation.Add(1)
 	if m.status.Load()&statusDriverOK != 0 {
