@@ -35,7 +35,7 @@ type State struct{}
 type Device struct {
 	faults atomic.Uint64
 
-	mu       sync.Mutex // held while one request is served
+	mu       sync.Mutex // guards all below; held while a request is served
 	queue    *virtio.Queue
 	act      virtio.Activation
 	quiet    bool
@@ -93,43 +93,45 @@ func (d *Device) Quiesce() {
 // Resume implements [virtio.Device].
 func (d *Device) Resume() {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.quiet = false
-	d.mu.Unlock()
-	d.Notify(0)
+	d.serveBurst()
 }
 
-// Notify implements [virtio.Device]. A driver that keeps the queue filled
-// cannot keep a vCPU here: after a burst a goroutine takes over.
+// Notify implements [virtio.Device].
 func (d *Device) Notify(int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.serveBurst()
+}
+
+// serveBurst serves a few requests. If there are more a goroutine goes on with
+// them, so that a driver that keeps its queue filled keeps no vCPU here.
+func (d *Device) serveBurst() {
 	for range burst {
 		if !d.serve() {
 			return
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if !d.draining {
 		d.draining = true
 		go d.drain()
 	}
 }
 
-// drain serves requests until there are none or service ends.
+// drain serves requests until there are none or service ends, and lets others
+// have the lock in between.
 func (d *Device) drain() {
-	for d.serve() {
+	for more := true; more; {
+		d.mu.Lock()
+		more = d.serve()
+		d.draining = more
+		d.mu.Unlock()
 	}
-	d.mu.Lock()
-	d.draining = false
-	d.mu.Unlock()
-	// A request that came after the last look and whose notification still saw
-	// draining would wait for ever.
-	d.Notify(0)
 }
 
 // serve answers one request and tells whether there may be another.
 func (d *Device) serve() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.queue == nil || d.quiet {
 		return false
 	}
