@@ -31,7 +31,7 @@ The exit code is 1 if a check failed, and 0 otherwise.`,
 		worst := doctor.Worst(checks)
 		var err error
 		if *asJSON {
-			err = printJSON(cmd.OutOrStdout(), map[string]any{"status": worst, "checks": checks})
+			err = printJSON(cmd.OutOrStdout(), diagnosis{worst, checks})
 		} else {
 			err = printChecks(cmd.OutOrStdout(), checks, *verbose)
 		}
@@ -41,6 +41,12 @@ The exit code is 1 if a check failed, and 0 otherwise.`,
 		return err
 	}
 	return cmd
+}
+
+// diagnosis is what doctor --json prints.
+type diagnosis struct {
+	Status doctor.Status  `json:"status"` // the worst of the checks
+	Checks []doctor.Check `json:"checks"`
 }
 
 // printChecks prints a line a check, and what to do below. Capabilities that

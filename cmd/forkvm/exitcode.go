@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+
+	"github.com/forkvm/forkvm/vmm"
 )
 
 // The exit codes. They are part of the interface: scripts decide on them.
@@ -65,6 +67,8 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &coded):
 		return coded.code
+	case errors.Is(err, vmm.ErrConfig):
+		return exitUsage
 	case errors.As(err, &stop):
 		return exitSignal + int(stop.sig)
 	default:

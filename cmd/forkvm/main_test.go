@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,12 +12,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/doctor"
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/vmm"
 )
 
 // The test binary is forkvm under that name, and /init in its guests.
@@ -147,6 +151,7 @@ func TestExitCodes(t *testing.T) {
 		{nil, 0},
 		{errors.New("anything"), 125},
 		{usageError("what?"), 2},
+		{fmt.Errorf("vmm: %w: Memory: odd", vmm.ErrConfig), 2},
 		{fmt.Errorf("boot: %w", interrupted{syscall.SIGTERM}), 143},
 		{commandError("c", nil), 0},
 		{commandError("c", fmt.Errorf("exec: %w", &client.ExitError{Code: 42})), 42},
@@ -160,5 +165,77 @@ func TestExitCodes(t *testing.T) {
 		if got := exitCode(test.err); got != test.want {
 			t.Errorf("%v: exit code %d, want %d", test.err, got, test.want)
 		}
+	}
+}
+
+// await fails the test if nothing comes in time.
+func await[T any](t *testing.T, c <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(time.Minute):
+		t.Fatal("no " + what)
+		panic("not reached")
+	}
+}
+
+func raise(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(os.Getpid(), sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSignals(t *testing.T) {
+	ctx, sig := watchSignals(t.Context())
+	got := make(chan os.Signal)
+	sig.forward(func(s os.Signal) { got <- s })
+	for range 2 {
+		raise(t, syscall.SIGHUP)
+		if s := await(t, got, "signal"); s != syscall.SIGHUP {
+			t.Fatalf("got %v", s)
+		}
+		if ctx.Err() != nil {
+			t.Fatal("a forwarded signal ended the context")
+		}
+	}
+	raise(t, syscall.SIGHUP)
+	await(t, got, "third signal")
+	await(t, ctx.Done(), "end after the third signal")
+	if code := exitCode(context.Cause(ctx)); code != 129 {
+		t.Errorf("exit code %d, want 129", code)
+	}
+}
+
+func TestSignalBeforeCommand(t *testing.T) {
+	ctx, _ := watchSignals(t.Context())
+	raise(t, syscall.SIGHUP)
+	await(t, ctx.Done(), "end after a signal")
+	if code := exitCode(context.Cause(ctx)); code != 129 {
+		t.Errorf("exit code %d, want 129", code)
+	}
+}
+
+// TestGuestSignal sends a signal to forkvm that ends the command in the guest.
+func TestGuestSignal(t *testing.T) {
+	needGuest(t)
+	cmd := exec.CommandContext(t.Context(), "forkvm", "run", "--", "sh", "-c", "echo started; exec sleep 600")
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "started\n" {
+		t.Errorf("printed %q, %v", line, err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 143 {
+		t.Errorf("ended with %v, want exit code 143", err)
 	}
 }

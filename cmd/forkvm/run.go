@@ -34,7 +34,8 @@ func newRun(sig *signals) *cobra.Command {
 		Short: "Boot a machine, run a command in it, and power it off",
 		Long: `Boot a machine, run a command in it with this program's standard streams, end with
 its exit code, and power the machine off. No shell reads the command unless it is
-one. Without a command, and at a terminal, run a shell.
+one. Without a command, and at a terminal, run a shell. Standard input is passed on
+if it is no terminal, or with -i.
 
 Signals to forkvm go to the command; the third of a kind ends the machine.
 

@@ -4,35 +4,38 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 )
 
 // signals gets those that ask forkvm to stop. They end the context, unless a
 // command in a guest takes them.
 type signals struct {
-	handler chan func(os.Signal)
+	handle atomic.Pointer[func(os.Signal)]
 }
 
 // watchSignals returns a context that the first signal ends, with the cause
-// interrupted.
+// interrupted. It watches until parent ends.
 func watchSignals(parent context.Context) (context.Context, *signals) {
 	ctx, cancel := context.WithCancelCause(parent)
 	end := func(sig os.Signal) { cancel(interrupted{sig.(syscall.Signal)}) }
-	s := &signals{handler: make(chan func(os.Signal))}
+	s := &signals{}
+	s.forward(end)
 	arrived := make(chan os.Signal, 8)
 	signal.Notify(arrived, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
-		handle := end
+		defer signal.Stop(arrived)
 		seen := map[os.Signal]int{}
 		for {
 			select {
-			case handle = <-s.handler:
+			case <-parent.Done():
+				return
 			case sig := <-arrived:
 				// A command may ignore a signal, but not for ever.
 				if seen[sig]++; seen[sig] > 2 {
 					end(sig)
 				}
-				go handle(sig) // it may wait for a guest that does not answer
+				go (*s.handle.Load())(sig) // it may wait for a guest that does not answer
 			}
 		}
 	}()
@@ -41,4 +44,4 @@ func watchSignals(parent context.Context) (context.Context, *signals) {
 
 // forward gives signals to f from now on. The third of a kind ends the context
 // as well.
-func (s *signals) forward(f func(os.Signal)) { s.handler <- f }
+func (s *signals) forward(f func(os.Signal)) { s.handle.Store(&f) }
