@@ -103,6 +103,9 @@ func TestMMIOGoesLive(t *testing.T) {
 	if len(a.Queues) != 3 || a.Queues[0] == nil || a.Queues[1] != nil || a.Queues[2] == nil {
 		t.Errorf("queues %v, want the first and the third", a.Queues)
 	}
+	if a.Queues[0].NeedInterrupt() {
+		t.Error("a fresh queue wants an interrupt for nothing")
+	}
 	if want := m.Offered(); a.Features != want {
 		t.Errorf("features %#x, want %#x", a.Features, want)
 	}
@@ -376,6 +379,8 @@ func TestMMIOStateOfALiveDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.dev.act.Queues[2].Push(c.Head, 1)
+	m.mmio.ConfigChanged()
+	m.AckInterrupt()
 	m.dev.act.Interrupt.Trigger()
 
 	r := m.restored(t)

@@ -417,7 +417,9 @@ func TestStateSurvivesAtAnyPoint(t *testing.T) {
 			p.ring.SetInterrupts(false)
 			for i := range 300 {
 				p.ring.SetUsedEvent(uint16(i &^ 3))
-				p.queue.SetNotify(i%5 == 0)
+				if i%4 == 0 { // and keep it that way for a while
+					p.queue.SetNotify(i%8 == 0)
+				}
 				again()
 				head := p.ring.Add(p.mem.RAMBuffer(0x1000, 1))
 				again()
