@@ -1,6 +1,7 @@
 package initrd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -175,29 +176,57 @@ func kindOf(name string) string {
 	return kindOther
 }
 
+// CachedKernels returns the usable kernels in the cache, in the order in which
+// FindKernel prefers them.
+func CachedKernels() ([]*Kernel, error) {
+	f, err := newFinder()
+	if err != nil {
+		return nil, err
+	}
+	var list []*Kernel
+	for _, kind := range []string{kindMinimal, kindDebian, kindOther} {
+		kernels, _, err := f.cachedOf(kind)
+		if err != nil {
+			return nil, fmt.Errorf("initrd: %w", err)
+		}
+		list = append(list, kernels...)
+	}
+	return list, nil
+}
+
 // newest returns the newest usable kernel of that kind in the cache. Damaged ones
 // are passed over, and told of if there is no other.
 func (f *finder) newest(kind string) (*Kernel, error) {
-	entries, err := os.ReadDir(f.kernels)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	kernels, problem, err := f.cachedOf(kind)
+	if err != nil {
 		return nil, err
 	}
-	var names []string
+	if len(kernels) == 0 {
+		return nil, cmp.Or(problem, ErrNoKernel)
+	}
+	return kernels[0], nil
+}
+
+// cachedOf returns the usable kernels of that kind in the cache, newest first, and
+// what is wrong with one of the others.
+func (f *finder) cachedOf(kind string) (kernels []*Kernel, problem, err error) {
+	entries, err := os.ReadDir(f.kernels)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return compareReleases(b.Name(), a.Name()) })
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), ".") && kindOf(e.Name()) == kind {
-			names = append(names, e.Name())
+		if strings.HasPrefix(e.Name(), ".") || kindOf(e.Name()) != kind {
+			continue
 		}
-	}
-	slices.SortFunc(names, func(a, b string) int { return compareReleases(b, a) })
-	problem := ErrNoKernel
-	for _, name := range names {
-		k, err := f.loadDir(filepath.Join(f.kernels, name))
-		if err == nil {
-			return k, nil
+		k, err := f.loadDir(filepath.Join(f.kernels, e.Name()))
+		if err != nil {
+			problem = err
+			continue
 		}
-		problem = err
+		kernels = append(kernels, k)
 	}
-	return nil, problem
+	return kernels, problem, nil
 }
 
 // installed returns the newest kernel in /boot that can be used.

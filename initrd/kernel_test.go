@@ -199,6 +199,32 @@ func TestOrderOfPreference(t *testing.T) {
 	expect("5.0.0")
 }
 
+func TestCachedKernels(t *testing.T) {
+	t.Setenv("FORKVM_CACHE", t.TempDir())
+	if list, err := CachedKernels(); err != nil || len(list) != 0 {
+		t.Errorf("empty cache: %v, %v", list, err)
+	}
+	f, err := newFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"image-x", "debian-2", "debian-10", "minimal-1", ".staging-9"} {
+		write(t, filepath.Join(f.kernels, name, fileVmlinux), fakekernel.Vmlinux("6.0."+name[strings.Index(name, "-")+1:]))
+	}
+	write(t, filepath.Join(f.kernels, "debian-11", fileVmlinux), nil)
+	list, err := CachedKernels()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, k := range list {
+		got = append(got, filepath.Base(filepath.Dir(k.Vmlinux)))
+	}
+	if want := []string{"minimal-1", "debian-10", "debian-2", "image-x"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestNothingUsableTellsWhy(t *testing.T) {
 	f := newTestFinder(t)
 	write(t, f.boot+"/vmlinuz-6.1.0", fakekernel.BzImage("6.1.0")[:1650])
