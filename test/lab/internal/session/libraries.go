@@ -9,10 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // Libraries returns the shared libraries, and the loader, that a program of the host's needs: none
-// if it is linked statically or is no ELF program.
+// if it is linked statically, is no ELF program or is a folder.
 func Libraries(program string) ([]Copy, error) {
 	loader, err := interpreter(program)
 	if err != nil || loader == "" {
@@ -41,7 +42,7 @@ func Libraries(program string) ([]Copy, error) {
 
 func interpreter(program string) (string, error) {
 	f, err := elf.Open(program)
-	if bad := (*elf.FormatError)(nil); errors.As(err, &bad) || errors.Is(err, io.EOF) {
+	if bad := (*elf.FormatError)(nil); errors.As(err, &bad) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EISDIR) {
 		return "", nil
 	}
 	if err != nil {
