@@ -166,7 +166,9 @@ func (b *board) save() boardState {
 // close cuts every connection into the guest. Afterwards no device touches
 // the machine.
 func (b *board) close() {
-	b.quiesce()
+	for _, t := range b.virtio {
+		t.Reset()
+	}
 	b.vsock.Close()
 	b.serial.Close()
 }
