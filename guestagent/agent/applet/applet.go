@@ -17,7 +17,8 @@ import (
 // stdio is the standard streams of a command.
 type stdio struct {
 	in  io.Reader
-	out *bufio.Writer // flushed when the command ends
+	out *bufio.Writer // to raw; flushed when the command ends
+	raw io.Writer
 	err io.Writer
 }
 
@@ -50,7 +51,7 @@ func Find(name string) func(args []string) int {
 		return nil
 	}
 	return func(args []string) int {
-		s := &stdio{in: os.Stdin, out: bufio.NewWriter(os.Stdout), err: os.Stderr}
+		s := &stdio{in: os.Stdin, out: bufio.NewWriter(os.Stdout), raw: os.Stdout, err: os.Stderr}
 		return e.exec(s, args[1:])
 	}
 }

@@ -105,20 +105,32 @@ func uniq(s *stdio, args []string) error {
 	return err
 }
 
+// grep exits with 0 if a line matched, 1 if none did, 2 if something is wrong.
 func grep(s *stdio, args []string) error {
+	matched, err := grepFiles(s, args)
+	if err != nil {
+		fmt.Fprintf(s.err, "grep: %v\n", err)
+		return exitCode(2)
+	}
+	if !matched {
+		return exitCode(1)
+	}
+	return nil
+}
+
+func grepFiles(s *stdio, args []string) (matched bool, err error) {
 	o, err := parse(args, "ivncqFEowlhH")
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(o.args) == 0 {
-		return errUsage
+		return false, errUsage
 	}
 	re, err := grepPattern(o)
 	if err != nil {
-		return err
+		return false, err
 	}
 	files := o.args[1:]
-	any := false
 	err = eachInput(s, files, func(name string, r io.Reader) error {
 		prefix := ""
 		if (len(files) > 1 || o.has('H')) && !o.has('h') {
@@ -139,7 +151,7 @@ func grep(s *stdio, args []string) error {
 			}
 			return true
 		})
-		any = any || n > 0
+		matched = matched || n > 0
 		if o.has('c') {
 			fmt.Fprintf(s.out, "%s%d\n", prefix, n)
 		}
@@ -148,14 +160,7 @@ func grep(s *stdio, args []string) error {
 		}
 		return err
 	})
-	if err != nil {
-		fmt.Fprintf(s.err, "grep: %v\n", err)
-		return exitCode(2)
-	}
-	if !any {
-		return exitCode(1)
-	}
-	return nil
+	return matched, err
 }
 
 func grepPattern(o *options) (*regexp.Regexp, error) {

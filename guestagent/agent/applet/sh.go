@@ -57,27 +57,25 @@ func sh(s *stdio, args []string) error {
 		defer f.Close()
 		src, name, args = f, args[0], args[1:]
 	}
-	r, err := newShell(s, append(append(set, "--"), args...))
+	interactive := src == io.Reader(os.Stdin) && isTerminal(os.Stdin)
+	in := s.in
+	if src == s.in && !interactive {
+		in = nil // the script itself, all of which is read before it runs
+	}
+	j := newJobs()
+	r, err := interp.New(
+		interp.StdIO(in, s.raw, s.err),
+		interp.Params(append(append(set, "--"), args...)...),
+		interp.CallHandler(callCommand),
+		interp.ExecHandlers(func(interp.ExecHandlerFunc) interp.ExecHandlerFunc { return j.handle }),
+	)
 	if err != nil {
 		return err
 	}
-	if f, ok := src.(*os.File); ok && f == os.Stdin && isTerminal(f) {
+	if interactive {
 		return interact(s, r)
 	}
-	return runScript(s, r, src, name)
-}
-
-func newShell(s *stdio, params []string) (*interp.Runner, error) {
-	// The shell's own buffer would reorder its output and its commands'.
-	var out io.Writer = flushing{s.out}
-	if s.out.Buffered() == 0 && s.in == io.Reader(os.Stdin) {
-		out = os.Stdout
-	}
-	return interp.New(
-		interp.StdIO(s.in, out, s.err),
-		interp.Params(params...),
-		interp.CallHandler(callCommand),
-	)
+	return runScript(s, r, j, src, name)
 }
 
 // callCommand has the interpreter run as commands what it knows as builtins
@@ -91,13 +89,16 @@ func callCommand(_ context.Context, args []string) ([]string, error) {
 
 // runScript runs a whole script. A syntax error is found before any of it
 // runs.
-func runScript(s *stdio, r *interp.Runner, src io.Reader, name string) error {
+func runScript(s *stdio, r *interp.Runner, j *jobs, src io.Reader, name string) error {
 	prog, err := syntax.NewParser().Parse(src, name)
 	if err != nil {
 		fmt.Fprintln(s.err, err)
 		return exitCode(2)
 	}
-	return shellExit(r.Run(context.Background(), prog))
+	j.mark(prog)
+	err = r.Run(context.Background(), prog)
+	j.settle()
+	return shellExit(err)
 }
 
 func shellExit(err error) error {

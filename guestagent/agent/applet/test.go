@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func test(_ *stdio, args []string) error {
+func test(s *stdio, args []string) error {
 	e := &expression{args: args}
 	result, err := false, error(nil)
 	if len(args) > 0 {
@@ -19,7 +19,7 @@ func test(_ *stdio, args []string) error {
 		}
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "test: %v\n", err)
+		fmt.Fprintf(s.err, "test: %v\n", err)
 		return exitCode(2)
 	}
 	if !result {
