@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -26,6 +27,12 @@ func holdings(t testing.TB, living ...*VM) map[string]int {
 		}
 		h[kind] = len(entries)
 	}
+	fd, err := unix.Dup(0) // the lowest free number
+	if err != nil {
+		t.Fatal(err)
+	}
+	h["fd_next"] = fd
+	unix.Close(fd)
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		t.Fatal(err)

@@ -281,6 +281,11 @@ func (vm *VM) Stats() ExitStats {
 	return s
 }
 
+// String is a line for logs.
+func (vm *VM) String() string {
+	return fmt.Sprintf("machine of %d vCPUs, %d MiB", vm.cfg.VCPUs, vm.cfg.Memory>>20)
+}
+
 // ConsoleTail is the last 64 KiB that the guest wrote to its console since it
 // was started or forked.
 func (vm *VM) ConsoleTail() []byte { return vm.console.Bytes() }

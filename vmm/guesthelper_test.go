@@ -1,0 +1,178 @@
+package vmm
+
+import (
+	"bufio"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/guestagent/agent"
+)
+
+// The test binary is also what runs inside the guests: as /init it is the
+// agent, and under the name of guestHelper a program whose state the tests
+// look at from outside.
+func TestMain(m *testing.M) {
+	agent.Main()
+	if filepath.Base(os.Args[0]) == guestHelper {
+		os.Exit(helperMain(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	guestHelper  = "guest-helper"
+	helperSocket = "/tmp/helper.sock"
+	helperBuffer = 8 << 20
+)
+
+// helperState is what a helper says of itself.
+type helperState struct {
+	PID     int
+	Hash    string        // of a buffer of random bytes that is only in memory
+	Counter uint64        // of a loop that never rests
+	Ticks   uint64        // of a loop that sleeps 5 ms between two
+	Back    uint64        // how often the monotonic clock went back
+	MaxGap  time.Duration // longest time between two ticks
+}
+
+func helperMain(args []string) int {
+	if len(args) == 0 {
+		args = []string{""}
+	}
+	var err error
+	switch args[0] {
+	case "serve":
+		err = helperServe()
+	case "ask":
+		err = helperAsk(args[1])
+	case "clocks":
+		err = helperClocks()
+	default:
+		err = fmt.Errorf("unknown verb %q", args[0])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "guest-helper:", err)
+		return 1
+	}
+	return 0
+}
+
+// helperServe counts, sleeps and keeps a buffer, and answers questions.
+func helperServe() error {
+	buf := make([]byte, helperBuffer)
+	rand.Read(buf)
+	var counter, ticks, back, gap atomic.Uint64
+	go func() {
+		for {
+			counter.Add(1)
+		}
+	}()
+	go func() {
+		last := time.Now()
+		for {
+			time.Sleep(5 * time.Millisecond)
+			now := time.Now()
+			d := now.Sub(last)
+			if d < 0 {
+				back.Add(1)
+			}
+			gap.Store(max(gap.Load(), uint64(d)))
+			last = now
+			ticks.Add(1)
+		}
+	}()
+	l, err := net.Listen("unix", helperSocket)
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		question, err := bufio.NewReader(c).ReadString('\n')
+		if err != nil {
+			return err
+		}
+		if question == "scribble\n" {
+			rand.Read(buf[:64<<10])
+			rand.Read(buf[len(buf)-4096:])
+		}
+		sum := sha256.Sum256(buf)
+		err = json.NewEncoder(c).Encode(helperState{
+			PID: os.Getpid(), Hash: fmt.Sprintf("%x", sum[:8]), Counter: counter.Load(),
+			Ticks: ticks.Load(), Back: back.Load(), MaxGap: time.Duration(gap.Load()),
+		})
+		if err != nil {
+			return err
+		}
+		c.Close()
+	}
+}
+
+func helperAsk(question string) error {
+	c, err := net.Dial("unix", helperSocket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	fmt.Fprintln(c, question)
+	_, err = bufio.NewReader(c).WriteTo(os.Stdout)
+	return err
+}
+
+// helperClocks has a thread on every CPU take turns to read the monotonic
+// clock, and prints how often it read less than another had before.
+func helperClocks() error {
+	var last atomic.Int64
+	var back, reads atomic.Uint64
+	n := runtime.NumCPU()
+	done := make(chan error, n)
+	until := time.Now().Add(500 * time.Millisecond)
+	for cpu := range n {
+		go func() {
+			runtime.LockOSThread()
+			var set unix.CPUSet
+			set.Set(cpu)
+			if err := unix.SchedSetaffinity(0, &set); err != nil {
+				done <- err
+				return
+			}
+			for time.Now().Before(until) {
+				for range 1000 {
+					before := last.Load()
+					var ts unix.Timespec
+					if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+						done <- err
+						return
+					}
+					if now := ts.Nano(); now < before {
+						back.Add(1)
+					} else {
+						last.CompareAndSwap(before, now)
+					}
+					reads.Add(1)
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range n {
+		if err := <-done; err != nil {
+			return err
+		}
+	}
+	fmt.Printf("cpus %d reads %v back %d\n", n, reads.Load() > 0, back.Load())
+	return nil
+}
