@@ -278,17 +278,19 @@ func (f *finder) complete(k *Kernel) error {
 			return err
 		}
 	}
-	candidates := []string{filepath.Join(filepath.Dir(k.Vmlinux), dirModules)}
-	if k.Release != "" {
-		candidates = append(candidates, filepath.Join(f.modules, k.Release))
-	}
-	for _, dir := range candidates {
-		if info, err := os.Stat(dir); err == nil && info.IsDir() {
-			k.Modules = os.DirFS(dir)
-			return nil
-		}
+	k.Modules = modulesIn(filepath.Join(filepath.Dir(k.Vmlinux), dirModules))
+	if k.Modules == nil && k.Release != "" {
+		k.Modules = modulesIn(filepath.Join(f.modules, k.Release))
 	}
 	return nil
+}
+
+// modulesIn returns the module tree in dir, or nil if there is no such directory.
+func modulesIn(dir string) fs.FS {
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return nil
+	}
+	return os.DirFS(dir)
 }
 
 // fromFile returns the kernel in a file of any of the known formats.

@@ -54,6 +54,9 @@ func (f *finder) fromBzImage(ctx context.Context, file *os.File, size int64) (*K
 		return nil, err
 	}
 	k.BzImage = source // of equal content, wherever it was when it was unpacked
+	if k.Modules == nil {
+		k.Modules = modulesIn(filepath.Join(filepath.Dir(source), dirModules))
+	}
 	return k, nil
 }
 
