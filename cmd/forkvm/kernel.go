@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,14 +28,13 @@ or in $FORKVM_CACHE. $FORKVM_KERNEL names the one to use where no --kernel is gi
 	return cmd
 }
 
-// listedKernel is a line of kernel ls.
+// listedKernel is a line of kernel ls; Used is where no other is named.
 type listedKernel struct {
 	Name    string `json:"name"` // as --kernel takes it
-	Release string `json:"release,omitempty"`
-	Vmlinux string `json:"vmlinux,omitempty"`
-	Source  string `json:"source,omitempty"`
-	Used    bool   `json:"used"`            // where no other is named
-	Error   string `json:"error,omitempty"` // why it cannot be used
+	Release string `json:"release"`
+	Vmlinux string `json:"vmlinux"`
+	Source  string `json:"source"`
+	Used    bool   `json:"used"`
 }
 
 func newKernelList() *cobra.Command {
@@ -61,51 +59,42 @@ func newKernelList() *cobra.Command {
 
 // listKernels lists the cache, and the kernel in use if it lies elsewhere.
 func listKernels(ctx context.Context) ([]listedKernel, error) {
-	cache, err := initrd.CacheDir()
+	cached, err := initrd.CachedKernels()
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(filepath.Join(cache, "kernels"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	used, err := initrd.FindKernel(ctx, "")
+	if err != nil && !errors.Is(err, initrd.ErrNoKernel) {
 		return nil, err
 	}
-	used, _ := initrd.FindKernel(ctx, "") // if there is none, no line has a star
-	list := []listedKernel{}              // [] in JSON
-	listed := used == nil
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		k, err := initrd.FindKernel(ctx, filepath.Join(cache, "kernels", e.Name()))
-		if err != nil {
-			list = append(list, listedKernel{Name: e.Name(), Error: err.Error()})
-			continue
-		}
+	list, listed := []listedKernel{}, used == nil // a list of none is [] in JSON
+	for _, k := range cached {
 		isUsed := used != nil && k.Vmlinux == used.Vmlinux
 		listed = listed || isUsed
-		list = append(list, describe(e.Name(), k, isUsed))
+		list = append(list, describe(k, isUsed))
 	}
 	if !listed {
-		list = append(list, describe(used.Vmlinux, used, true))
+		list = append(list, describe(used, true))
 	}
 	return list, nil
 }
 
-func describe(name string, k *initrd.Kernel, used bool) listedKernel {
+func describe(k *initrd.Kernel, used bool) listedKernel {
+	name := k.Vmlinux
+	if cache, err := initrd.CacheDir(); err == nil && strings.HasPrefix(name, cache+"/") {
+		name = filepath.Base(filepath.Dir(name))
+	}
 	return listedKernel{Name: name, Release: k.Release, Vmlinux: k.Vmlinux, Source: k.Source, Used: used}
 }
 
 func printKernels(w io.Writer, kernels []listedKernel) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, k := range kernels {
-		mark, about := " ", k.Source
+		mark := " "
 		if k.Used {
 			mark = "*"
 		}
-		if k.Error != "" {
-			about = "unusable: " + k.Error
-		}
-		fmt.Fprintf(t, "%s %s\t%s\t%s\n", mark, k.Name, k.Release, about)
+		fmt.Fprintf(t, "%s %s\t%s\t%s\n", mark, k.Name, k.Release, k.Source)
 	}
 	return t.Flush()
 }
@@ -129,7 +118,7 @@ func newKernelPath() *cobra.Command {
 
 func printKernel(w io.Writer, k *initrd.Kernel, asJSON bool) error {
 	if asJSON {
-		return printJSON(w, describe(filepath.Base(filepath.Dir(k.Vmlinux)), k, true))
+		return printJSON(w, describe(k, true))
 	}
 	_, err := fmt.Fprintln(w, k.Vmlinux)
 	return err

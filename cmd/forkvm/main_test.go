@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/doctor"
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/initrd"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -59,7 +62,17 @@ func runScripts(t *testing.T, dir string) {
 			"json": expectJSON,
 		},
 		Setup: func(env *testscript.Env) error {
+			cache, err := initrd.CacheDir()
+			if err != nil {
+				return err
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			env.Setenv("elf", self) // a program for x86-64, as a kernel is
 			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("FORKVM_CACHE", cache) // where guest kernels are
 			for _, v := range os.Environ() {
 				if strings.HasPrefix(v, "FORKVM_") {
 					env.Vars = append(env.Vars, v)
@@ -140,6 +153,29 @@ func TestByteSize(t *testing.T) {
 		if err := b.Set(in); err == nil {
 			t.Errorf("Set(%q) took it as %d", in, b)
 		}
+	}
+}
+
+func TestWriteFileIsWholeOrNotThere(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "file")
+	broken := errors.New("broken")
+	err := writeFile(name, func(w io.Writer) error {
+		fmt.Fprint(w, "half")
+		return broken
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("error %v, want %v", err, broken)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	err = writeFile(name, func(w io.Writer) error {
+		_, err := fmt.Fprint(w, "whole")
+		return err
+	})
+	if got, readErr := os.ReadFile(name); err != nil || string(got) != "whole" {
+		t.Errorf("wrote %q, %v, %v", got, err, readErr)
 	}
 }
 
