@@ -177,6 +177,9 @@ func watched(ctx context.Context, m *machine.Machine, do work) error {
 	if err == nil {
 		err = do(working, m, s)
 	}
+	if err == nil && m.Durable {
+		err = s.Sync(working)
+	}
 	if errors.Is(err, session.ErrLost) {
 		// Most likely the machine ended, and the watchdog is about to notice.
 		time.AfterFunc(lostGrace, stop)

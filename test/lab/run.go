@@ -190,7 +190,24 @@ func (j *job) copyIn(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
+	if err := j.makeFolders(ctx, s); err != nil {
+		return err
+	}
 	return s.CopyIn(ctx, append(files, kernels...)...)
+}
+
+// makeFolders makes the folders for what will be copied out, as they are here.
+func (j *job) makeFolders(ctx context.Context, s *session.Session) error {
+	for _, o := range j.outputs {
+		dir := o.guest
+		if info, err := os.Stat(o.host); err != nil || !info.IsDir() {
+			dir = filepath.Dir(dir)
+		}
+		if err := s.Mkdir(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (j *job) copyOut(ctx context.Context, s *session.Session) error {

@@ -2,6 +2,8 @@ package image
 
 import (
 	"bufio"
+	"bytes"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -20,13 +22,9 @@ func packInitramfs(path string, kernel *initrd.Kernel, mounts []inside.Mount) er
 	if err != nil {
 		return err
 	}
-	exe, err := os.Executable()
+	program, err := thisProgram()
 	if err != nil {
-		return fmt.Errorf("image: %w", err)
-	}
-	program, err := os.ReadFile(exe)
-	if err != nil {
-		return fmt.Errorf("image: %w", err)
+		return err
 	}
 	records := []cpio.Record{
 		cpio.Directory("dev", 0o755),
@@ -40,6 +38,29 @@ func packInitramfs(path string, kernel *initrd.Kernel, mounts []inside.Mount) er
 		records = append(records, cpio.StaticFile(entry(name), string(m.Data), 0o644))
 	}
 	return writeArchive(path, records)
+}
+
+// thisProgram reads the executable of this process, which is to be the machine's first one. That has
+// no libraries.
+func thisProgram() ([]byte, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("image: %w", err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(b))
+	if err != nil {
+		return nil, fmt.Errorf("image: %s: %w", path, err)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return nil, fmt.Errorf("image: %s is linked dynamically: build it with CGO_ENABLED=0", path)
+		}
+	}
+	return b, nil
 }
 
 // entry is how an archive names an absolute path.

@@ -86,6 +86,7 @@ func Prepare(ctx context.Context, dir string, o Options) (machine.Config, error)
 		Dir:       dir,
 		QEMU:      qemu,
 		Kernel:    kernel.Vmlinux,
+		Release:   kernel.Release,
 		Initrd:    filepath.Join(dir, "initramfs.cpio"),
 		Root:      filepath.Join(dir, "root.ext4"),
 		MemoryMiB: o.MemoryMiB,
@@ -112,7 +113,8 @@ func makeDisks(ctx context.Context, mke2fs string, c *machine.Config, o Options)
 	trees := append([]Mount{{Host: kernels, Guest: kernels}}, o.Trees...)
 	var mounts []inside.Mount
 	add := func(d machine.Disk, guest string) {
-		mounts = append(mounts, inside.Mount{Serial: machine.DiskSerial(len(c.Disks)), Dir: guest})
+		serial := machine.DiskSerial(len(c.Disks))
+		mounts = append(mounts, inside.Mount{Serial: serial, Dir: guest, Made: d.Volatile})
 		c.Disks = append(c.Disks, d)
 	}
 	for i, t := range trees {

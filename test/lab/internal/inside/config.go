@@ -32,4 +32,6 @@ type Config struct {
 type Mount struct {
 	Serial string `json:"serial"`
 	Dir    string `json:"dir"`
+	// Made says that the disk was made for this machine.
+	Made bool `json:"made,omitempty"`
 }

@@ -12,8 +12,13 @@ import (
 // heartbeatArg, as the only argument, makes the executable beat the heartbeat.
 const heartbeatArg = "lab-heartbeat"
 
-// Main does its work and does not return if this process is the lab's first process or its
-// heartbeat. Otherwise it does nothing. It is to be called before anything else.
+// SyncCommand, run in the machine, writes what its file systems hold to their disks.
+var SyncCommand = []string{"/proc/1/exe", syncArg}
+
+const syncArg = "lab-sync"
+
+// Main does its work and does not return if this process is the lab's first process or one of its
+// helpers. Otherwise it does nothing. It is to be called before anything else.
 func Main() {
 	switch {
 	case os.Getpid() == 1 && os.Args[0] == InitPath:
@@ -26,6 +31,9 @@ func Main() {
 	case len(os.Args) == 2 && os.Args[1] == heartbeatArg:
 		fmt.Fprintln(os.Stderr, "lab: heartbeat:", beat())
 		os.Exit(1)
+	case len(os.Args) == 2 && os.Args[1] == syncArg:
+		unix.Sync()
+		os.Exit(0)
 	}
 }
 

@@ -84,6 +84,10 @@ func enterRoot(cfg *Config) error {
 		if err := mountDisk(m.Serial, m.Dir); err != nil {
 			return err
 		}
+		if m.Made {
+			// The folder is to look as it does on the host.
+			os.Remove(filepath.Join(m.Dir, "lost+found"))
+		}
 	}
 	return furnish()
 }

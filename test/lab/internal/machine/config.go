@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -29,6 +30,8 @@ type Config struct {
 	QEMU string
 	// Kernel and Initrd are what it boots.
 	Kernel, Initrd string
+	// Release names the kernel for people.
+	Release string
 	// Root is a raw disk image for the root file system. What the machine writes to it is
 	// forgotten when the machine ends.
 	Root string
@@ -47,6 +50,11 @@ type Disk struct {
 	Path string
 	// Volatile forgets what the machine writes to it.
 	Volatile bool
+}
+
+// durable tells whether the machine has a disk that keeps what is written to it.
+func (c *Config) durable() bool {
+	return slices.ContainsFunc(c.Disks, func(d Disk) bool { return !d.Volatile })
 }
 
 func (c *Config) validate() error {

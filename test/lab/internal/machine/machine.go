@@ -47,6 +47,8 @@ type State struct {
 	MemoryMiB int       `json:"memory_mib"`
 	Kernel    string    `json:"kernel"`
 	Started   time.Time `json:"started"`
+	// Durable says that it has a disk which keeps what is written to it.
+	Durable bool `json:"durable"`
 	// Boot is the time from starting QEMU to the first heartbeat, in nanoseconds.
 	Boot time.Duration `json:"boot_ns"`
 }
@@ -90,7 +92,7 @@ func start(ctx context.Context, c *Config) (*Machine, error) {
 		return nil, fmt.Errorf("machine: %w", err)
 	}
 	m := &Machine{dir: c.Dir, State: State{
-		AgentPort: port, MemoryMiB: c.MemoryMiB, Kernel: filepath.Base(c.Kernel), Started: time.Now(),
+		AgentPort: port, MemoryMiB: c.MemoryMiB, Kernel: c.Release, Durable: c.durable(), Started: time.Now(),
 	}}
 	if m.proc, err = spawn(c, port); err != nil {
 		return nil, fmt.Errorf("machine: start %s: %w", c.QEMU, err)

@@ -3,11 +3,14 @@ package machine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // monitorTimeout bounds a whole conversation with QEMU's monitor, which answers from its main loop
@@ -91,6 +94,10 @@ func (m *Machine) human(ctx context.Context, line string) error {
 	return nil
 }
 
+// redial is how often a connection to a monitor is tried again that serves others: it takes one
+// client at a time, and its queue is short.
+const redial = 10 * time.Millisecond
+
 // dialMonitor connects by way of the folder's descriptor: a socket's address holds only 107 bytes,
 // and the folder's own path may be longer.
 func dialMonitor(ctx context.Context, dir string) (net.Conn, error) {
@@ -100,5 +107,15 @@ func dialMonitor(ctx context.Context, dir string) (net.Conn, error) {
 	}
 	defer d.Close()
 	var dialer net.Dialer
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+	for {
+		conn, err := dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+		if !errors.Is(err, unix.EAGAIN) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(redial):
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/test/lab/internal/inside"
 )
 
 // A Command is a program to run.
@@ -85,6 +86,16 @@ func exitOf(path string, err error) (Exit, error) {
 		return Exit{Code: SignalExit + int(exit.Signal), TimedOut: exit.TimedOut}, nil
 	}
 	return Exit{Code: exit.Code, TimedOut: exit.TimedOut}, nil
+}
+
+// Sync has the machine write what its file systems hold to their disks.
+func (s *Session) Sync(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, setupTime)
+	defer cancel()
+	if err := s.c.CommandContext(ctx, inside.SyncCommand[0], inside.SyncCommand[1:]...).Run(); err != nil {
+		return fmt.Errorf("session: sync: %w", lost(err))
+	}
+	return nil
 }
 
 // Mkdir makes a folder with those above it.
