@@ -93,11 +93,8 @@ func protocolError(err error) error {
 	return nil
 }
 
-// isReset tells a connection that broke from one whose peer closed it. Linux
-// reports ENOTCONN on a vsock connection that its transport reset.
-func isReset(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ENOTCONN)
-}
+// isReset tells a connection that broke from one whose peer closed it.
+func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }
 
 // kill ends a command with all its processes, if it has not ended already.
 func (s *server) kill(p *process) {

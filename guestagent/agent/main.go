@@ -66,7 +66,7 @@ func boot() {
 	// Few threads: a fork pays for each page that they touch.
 	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
 	warnings := prepareSystem(&b)
-	l, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, proto.AgentPort, nil)
+	l, err := listenVsock(proto.AgentPort)
 	if err != nil {
 		fatal(fmt.Errorf("agent: listen: %w", err))
 	}
@@ -137,8 +137,8 @@ func fatal(err error) {
 	os.Exit(1)
 }
 
-// stopOnPanic is deferred by every goroutine of PID 1: its panic would become
-// the kernel's, which tells less.
+// stopOnPanic is deferred by PID 1's goroutines: a panic of PID 1 would become
+// one of the kernel, which tells less.
 func stopOnPanic() {
 	if r := recover(); r != nil {
 		fatal(fmt.Errorf("agent: panic: %v\n%s", r, debug.Stack()))

@@ -20,7 +20,7 @@ import (
 // TestResetKeepsCommands checks that the commands of a machine that was forked
 // go on in the fork, where their connections break, and can be attached to.
 func TestResetKeepsCommands(t *testing.T) {
-	for _, errno := range []error{syscall.ECONNRESET, syscall.ENOTCONN} {
+	for range 3 {
 		dir := t.TempDir()
 		l, err := net.Listen("unix", filepath.Join(dir, "agent"))
 		if err != nil {
@@ -40,7 +40,7 @@ func TestResetKeepsCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 		readUntil(t, out, "before\n")
-		br.reset(errno)
+		br.reset(syscall.ECONNRESET)
 		if _, err := io.ReadAll(out); err != nil {
 			t.Error(err)
 		}
@@ -53,7 +53,7 @@ func TestResetKeepsCommands(t *testing.T) {
 		var rest bytes.Buffer
 		attach(t, c, cmd.ProcessID(), &rest)
 		if rest.String() != "after go\n" {
-			t.Errorf("%v: output after the reset %q", errno, &rest)
+			t.Errorf("output after the reset %q", &rest)
 		}
 	}
 }
