@@ -17,7 +17,7 @@ type vcpuState struct {
 	LAPIC     kvm.LAPICState
 	TSCKHz    uint32
 	MSRs      []kvm.MSREntry // less the time-stamp counter and its deadline
-	TSC       uint64         // as the guest would have read it when it stopped
+	TSC       uint64         // when the machine stopped, at the instant of its clock
 	Deadline  uint64         // MSR IA32_TSC_DEADLINE
 	Events    kvm.VCPUEvents
 }
@@ -46,22 +46,18 @@ type kvmState struct {
 // that went quiet may have raised a last interrupt.
 func (s *shell) saveKVM(msrs *msrList) (*kvmState, error) {
 	st := &kvmState{VCPUs: make([]vcpuState, len(s.vcpus))}
-	clock, err := s.vm.Clock()
+	now, err := s.readClocks()
 	if err != nil {
-		return nil, fmt.Errorf("vmm: KVM_GET_CLOCK: %w", err)
+		return nil, err
 	}
 	// What KVM_GET_CLOCK says beside the time (host TSC, real time) would
 	// make KVM_SET_CLOCK add the time that has passed since.
-	st.Chips.Clock = kvm.ClockData{Clock: clock.Clock}
-	if err := s.onAll(func(c *vcpu) error { return saveTSC(c.kvm, &st.VCPUs[c.id]) }); err != nil {
-		return nil, err
+	st.Chips.Clock = kvm.ClockData{Clock: now.clock}
+	for i := range st.VCPUs {
+		st.VCPUs[i].TSC = now.tsc // one counter for all
 	}
 	if err := s.onAll(func(c *vcpu) error { return saveVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
 		return nil, err
-	}
-	// One counter for all: what vCPU 0 would read.
-	for i := range st.VCPUs {
-		st.VCPUs[i].TSC = st.VCPUs[0].TSC
 	}
 	return st, s.saveChips(&st.Chips)
 }
@@ -78,11 +74,6 @@ func (s *shell) saveChips(st *chipState) (err error) {
 		}
 	}
 	return nil
-}
-
-func saveTSC(c *kvm.VCPU, st *vcpuState) (err error) {
-	st.TSC, err = readMSR(c, msrTSC)
-	return err
 }
 
 // saveVCPU reads one vCPU. MP_STATE comes first, for its getter may change the
@@ -120,6 +111,8 @@ func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
 //   - SREGS before LAPIC: APIC_BASE in it selects the layout of the LAPIC.
 //   - SREGS before XCRS: CR4.OSXSAVE must be on.
 //   - REGS before VCPU_EVENTS: setting REGS clears pending exceptions.
+//   - CLOCK before the TSC, which is set to agree with it: a guest that finds
+//     its two clocks apart takes the TSC for broken.
 //   - TSC before its deadline: the deadline is compared when it is written.
 //   - LAPIC before MSRs: a deadline is dropped while the LAPIC's timer is in
 //     another mode.
@@ -130,7 +123,10 @@ func (s *shell) restoreKVM(st *kvmState) error {
 	if len(st.VCPUs) != len(s.vcpus) {
 		return fmt.Errorf("vmm: state of %d vCPUs for a machine of %d", len(st.VCPUs), len(s.vcpus))
 	}
-	offset, err := s.tscOffset(st.VCPUs[0])
+	if err := s.vm.SetClock(&st.Chips.Clock); err != nil {
+		return fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	}
+	offset, err := s.tscOffset(st)
 	if err != nil {
 		return err
 	}
@@ -138,33 +134,6 @@ func (s *shell) restoreKVM(st *kvmState) error {
 		return err
 	}
 	return s.restoreChips(&st.Chips)
-}
-
-// tscOffset computes the offset that makes the guest's counter go on from
-// where it stopped. The host's counter is what a new vCPU reads less its
-// offset.
-func (s *shell) tscOffset(st vcpuState) (offset uint64, err error) {
-	c := s.vcpus[0]
-	ok := c.do(func() {
-		if err = matchTSCKHz(c.kvm, st.TSCKHz); err != nil {
-			return
-		}
-		var now, old uint64
-		if now, err = readMSR(c.kvm, msrTSC); err != nil {
-			return
-		}
-		if old, err = c.kvm.TSCOffset(); err != nil {
-			return
-		}
-		offset = st.TSC - (now - old)
-	})
-	if !ok {
-		return 0, ErrClosed
-	}
-	if err != nil {
-		return 0, fmt.Errorf("vmm: time-stamp counter: %w", err)
-	}
-	return offset, nil
 }
 
 // matchTSCKHz scales the counter if the state comes from a host of another
@@ -213,9 +182,6 @@ func restoreVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, tscOffset uint64) er
 func (s *shell) restoreChips(st *chipState) error {
 	if err := s.vm.SetPIT2(&st.PIT); err != nil {
 		return fmt.Errorf("vmm: KVM_SET_PIT2: %w", err)
-	}
-	if err := s.vm.SetClock(&st.Clock); err != nil {
-		return fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
 	}
 	for _, chip := range []kvm.IRQChip{st.Master, st.Slave, st.IOAPIC} {
 		if err := s.vm.SetIRQChip(chip); err != nil {
