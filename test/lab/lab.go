@@ -17,9 +17,10 @@ import (
 
 // Files of a lab in its folder, beside those of its machine.
 const (
-	lockFile   = "lock"
-	keptFile   = "kept.json"
-	eventsFile = "failures.jsonl"
+	lockFile     = "lock"
+	copyLockFile = "copy.lock"
+	keptFile     = "kept.json"
+	eventsFile   = "failures.jsonl"
 )
 
 // lostGrace is how long a lost connection waits for the watchdog to say that the machine is why.

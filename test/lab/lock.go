@@ -25,7 +25,17 @@ type lock struct {
 
 // lock waits until the machine is free to use.
 func (l *lab) lock(ctx context.Context, shared bool) (*lock, error) {
-	f, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	return l.lockFile(ctx, lockFile, shared)
+}
+
+// lockFiles is for those who share the machine: while one of them copies files in, no other does.
+// They may be the same files.
+func (l *lab) lockFiles(ctx context.Context) (*lock, error) {
+	return l.lockFile(ctx, copyLockFile, false)
+}
+
+func (l *lab) lockFile(ctx context.Context, name string, shared bool) (*lock, error) {
+	f, err := os.OpenFile(filepath.Join(l.dir, name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

@@ -153,6 +153,9 @@ func (j *job) checkDirect() error {
 // runIn runs the job in the machine.
 func (j *job) runIn(ctx context.Context, l *lab, k *lock) (exit session.Exit, err error) {
 	err = l.use(ctx, k, j.options, func(ctx context.Context, m *machine.Machine, s *session.Session) error {
+		if err := j.prepare(ctx, l, s); err != nil {
+			return err
+		}
 		exit, err = j.inside(ctx, m, s)
 		return err
 	})
@@ -160,9 +163,6 @@ func (j *job) runIn(ctx context.Context, l *lab, k *lock) (exit session.Exit, er
 }
 
 func (j *job) inside(ctx context.Context, m *machine.Machine, s *session.Session) (session.Exit, error) {
-	if err := j.copyIn(ctx, s); err != nil {
-		return session.Exit{}, err
-	}
 	for _, f := range j.forwards {
 		if err := m.Forward(ctx, f.host, f.guest); err != nil {
 			return session.Exit{}, err
@@ -174,6 +174,19 @@ func (j *job) inside(ctx context.Context, m *machine.Machine, s *session.Session
 		return exit, err
 	}
 	return exit, j.copyOut(ctx, s)
+}
+
+// prepare brings in what the program needs.
+func (j *job) prepare(ctx context.Context, l *lab, s *session.Session) error {
+	k, err := l.lockFiles(ctx)
+	if err != nil {
+		return err
+	}
+	defer k.unlock()
+	if err := j.makeFolders(ctx, s); err != nil {
+		return err
+	}
+	return j.copyIn(ctx, s)
 }
 
 // copyIn brings the program, its libraries and files, and kernels that the machine has not seen.
@@ -188,9 +201,6 @@ func (j *job) copyIn(ctx context.Context, s *session.Session) error {
 	}
 	kernels, err := newKernels(ctx, s)
 	if err != nil {
-		return err
-	}
-	if err := j.makeFolders(ctx, s); err != nil {
 		return err
 	}
 	return s.CopyIn(ctx, append(files, kernels...)...)

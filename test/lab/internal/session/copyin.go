@@ -20,12 +20,12 @@ type Copy struct {
 	Skip func(path string) bool
 }
 
-// largeFile is from which size on it pays to ask whether a file is there already.
+// largeFile is from which size on it pays, within a folder, to ask whether a file is there already.
 const largeFile = 256 << 10
 
 // CopyIn copies files and folders to their places inside, as one stream. Files keep their modes and
-// times; a link on the way to Host is followed, links within folders are copied. A large file that
-// is there with the same size and time is not sent again.
+// times; a link on the way to Host is followed, links within folders are copied. A file that is there
+// with the same size and time is not sent again, if it was named or is large.
 func (s *Session) CopyIn(ctx context.Context, copies ...Copy) error {
 	r, w := io.Pipe()
 	go func() {
@@ -75,18 +75,18 @@ func (s *Session) writeTree(ctx context.Context, tw *tar.Writer, c Copy) error {
 			return err
 		}
 		guest := filepath.Join(c.Guest, strings.TrimPrefix(path, root))
-		return s.writeEntry(ctx, tw, path, guest, info)
+		if info.Mode().IsRegular() && (path == root || info.Size() >= largeFile) && s.has(ctx, guest, info) {
+			return nil
+		}
+		return writeEntry(tw, path, guest, info)
 	})
 }
 
-func (s *Session) writeEntry(ctx context.Context, tw *tar.Writer, host, guest string, info fs.FileInfo) error {
+func writeEntry(tw *tar.Writer, host, guest string, info fs.FileInfo) error {
 	mode := info.Mode()
 	var target string
 	switch {
 	case mode.IsRegular():
-		if s.has(ctx, guest, info) {
-			return nil
-		}
 	case mode&fs.ModeSymlink != 0:
 		var err error
 		if target, err = os.Readlink(host); err != nil {
@@ -125,11 +125,8 @@ func writeFile(tw *tar.Writer, h *tar.Header, host string) error {
 	return nil
 }
 
-// has tells whether a large file is inside already. If in doubt it is sent.
+// has tells whether a file is inside already. If in doubt it is sent.
 func (s *Session) has(ctx context.Context, guest string, info fs.FileInfo) bool {
-	if info.Size() < largeFile {
-		return false
-	}
 	there, err := s.c.FS().WithContext(ctx).Stat(guest)
 	return err == nil && there.Mode() == info.Mode() && there.Size() == info.Size() && sameTime(there, info)
 }
