@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -141,13 +140,14 @@ func (s *server) readDir(c *conn, h proto.Handshake) error {
 	}
 }
 
-// open opens a file and answers calls on it until the client goes.
-func (s *server) open(ctx context.Context, c *conn, h proto.Handshake) error {
+// open opens a file and answers calls on it until the client goes. It opens
+// without blocking, as a FIFO nobody else has open would for ever.
+func (s *server) open(c *conn, h proto.Handshake) error {
 	req, err := decodePath(h)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(s.path(req.Path), req.Flag, fs.FileMode(req.Mode))
+	f, err := os.OpenFile(s.path(req.Path), req.Flag|syscall.O_NONBLOCK, fs.FileMode(req.Mode))
 	if err != nil {
 		return err
 	}
@@ -159,30 +159,64 @@ func (s *server) open(ctx context.Context, c *conn, h proto.Handshake) error {
 	if c.w.WriteJSON(proto.TypeReply, fileInfo(fi)) != nil {
 		return nil
 	}
-	of := &openFile{conn: c, f: f, buf: nil}
-	for {
-		t, payload, err := c.r.Next()
-		if err != nil {
-			return protocolError(err)
+	o := &openFile{conn: c, f: f, calls: make(chan call), free: make(chan []byte, 2), done: make(chan struct{})}
+	o.free <- nil
+	o.free <- nil
+	defer close(o.done)
+	go o.receive()
+	for c := range o.calls {
+		if c.err != nil {
+			return protocolError(c.err)
 		}
-		more, err := of.call(t, payload)
+		more, err := o.answer(c.t, c.payload)
 		if err != nil || !more {
 			return err
 		}
+		o.free <- c.payload
 	}
+	return nil
 }
 
 // openFile is a file that a client has open.
 type openFile struct {
 	*conn
-	f   *os.File
-	buf []byte
+	f     *os.File
+	buf   []byte      // what was read
+	calls chan call   // from the client
+	free  chan []byte // for the payloads of the next calls
+	done  chan struct{}
 }
 
-// call answers one call. Its error is one of the protocol; what goes wrong
+// call is a frame that a client sent, or the error that ended its frames.
+type call struct {
+	t       proto.Type
+	payload []byte
+	err     error
+}
+
+// receive reads calls while others are being answered, so that a client's end
+// is noticed and ends an answer that waits, say for a FIFO's other side.
+func (o *openFile) receive() {
+	for buf := range o.free {
+		t, payload, err := o.r.Next()
+		if err != nil {
+			o.f.Close()
+		}
+		select {
+		case o.calls <- call{t, append(buf[:0], payload...), err}:
+		case <-o.done:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// answer answers one call. Its error is one of the protocol; what goes wrong
 // with the file is told to the client, who may go on. It reports whether the
 // file is still open.
-func (o *openFile) call(t proto.Type, payload []byte) (bool, error) {
+func (o *openFile) answer(t proto.Type, payload []byte) (bool, error) {
 	switch t {
 	case proto.TypeReadAt:
 		return true, o.read(payload)

@@ -1,7 +1,9 @@
 package agent_test
 
 import (
+	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -122,6 +124,83 @@ func TestFileNotSeekable(t *testing.T) {
 	defer full.Close()
 	if _, err := full.Write([]byte("x")); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("write to a full disk: %v, want ENOSPC", err)
+	}
+}
+
+// TestFileReadThatWaits checks that a client's end ends a read that nothing
+// else would.
+func TestFileReadThatWaits(t *testing.T) {
+	path := serveSocket(t, agent.Options{MaxConns: 1})
+	c := client.New(dialer(path))
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keep, err := os.OpenFile(fifo, os.O_RDWR, 0) // so that the other end is open
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keep.Close()
+	ctx, cancel := contextWithCancel(t)
+	f, err := c.FS().WithContext(ctx).Open(fifo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := io.ReadAll(f)
+		read <- err
+	}()
+	if _, err := keep.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-read; !errors.Is(err, context.Canceled) {
+		t.Errorf("Read: %v", err)
+	}
+	awaitFree(t, c) // the only place was the reader's
+}
+
+// awaitFree waits until the agent has a place for another operation.
+func awaitFree(t *testing.T, c *client.Client) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		_, err := c.Hello(within(t, 10*time.Second))
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, client.ErrBusy) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestTarOutLeavesOutKernelViews(t *testing.T) {
+	c := serve(t, agent.Options{})
+	root := t.TempDir()
+	proc := filepath.Join(root, "proc")
+	if err := os.Mkdir(proc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("proc", proc, "proc", 0, ""); err != nil {
+		lacks(t, "permission to mount")
+	}
+	defer syscall.Unmount(proc, 0)
+	var buf bytes.Buffer
+	if err := c.FS().TarOut(within(t, 20*time.Second), root, &buf); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for r := tar.NewReader(&buf); ; {
+		h, err := r.Next()
+		if err != nil {
+			break
+		}
+		names = append(names, h.Name)
+	}
+	if !slices.Equal(names, []string{"./", "proc/"}) {
+		t.Errorf("archived %q", names)
 	}
 }
 

@@ -227,9 +227,9 @@ func (s *server) dispatch(ctx context.Context, c *conn, h proto.Handshake) error
 	case proto.OpHello, proto.OpRenew, proto.OpClock, proto.OpEntropy, proto.OpHostname, proto.OpPowerOff, proto.OpReboot:
 		return s.onMachine(c, h)
 	case proto.OpOpen:
-		return s.open(ctx, c, h)
+		return s.open(c, h)
 	case proto.OpWatch:
-		return s.watch(ctx, c, h)
+		return s.watch(c, h)
 	case proto.OpTarOut:
 		return s.tarOut(c, h)
 	case proto.OpTarIn:

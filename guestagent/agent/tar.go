@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/guestagent/proto"
 )
 
@@ -63,7 +65,8 @@ func (d *dataReader) Read(b []byte) (int, error) {
 }
 
 // tarOut sends a tree as a tar archive. A directory's entries are named
-// relative to it; a single file is named by its base name.
+// relative to it; a single file is named by its base name. File systems that
+// are views of the kernel are left empty.
 func (s *server) tarOut(c *conn, h proto.Handshake) error {
 	req, err := decodePath(h)
 	if err != nil {
@@ -109,8 +112,27 @@ func tarTree(tw *tar.Writer, root string) error {
 		if err != nil {
 			return err
 		}
-		return tarFile(tw, p, name, fi)
+		err = tarFile(tw, p, name, fi)
+		if err == nil && fi.IsDir() && p != root && isKernelView(p) {
+			return filepath.SkipDir
+		}
+		return err
 	})
+}
+
+// isKernelView reports whether a directory shows what the kernel makes up, as
+// /proc does: that is endless, and is nothing to take along.
+func isKernelView(dir string) bool {
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) != nil {
+		return false
+	}
+	switch st.Type {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEVPTS_SUPER_MAGIC,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC:
+		return true
+	}
+	return false
 }
 
 // tarFile adds one file. Sockets have no place in an archive and are left out.

@@ -41,6 +41,7 @@ func lookupAccount(spec string) (account, error) {
 		acc.cred.Gid = gid
 	}
 	acc.cred.Groups = supplementary(acc.name)
+	acc.cred.NoSetGroups = os.Getuid() != 0 // only root may, and needs to
 	return acc, nil
 }
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vsockListener yields connections that tell a reset from an end.
+// vsockListener yields the host's connections, which tell a reset from an end.
 type vsockListener struct{ *vsock.Listener }
 
 // listenVsock listens on a vsock port of whatever context id this machine has:
@@ -22,12 +22,19 @@ func listenVsock(port uint32) (net.Listener, error) {
 	return vsockListener{l}, nil
 }
 
+// Accept drops connections that are not the host's: with the kernel's loopback
+// transport any process in the guest could otherwise have the agent act as root.
 func (l vsockListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if from, ok := c.RemoteAddr().(*vsock.Addr); ok && from.ContextID == vsock.Host {
+			return vsockConn{c.(*vsock.Conn)}, nil
+		}
+		c.Close()
 	}
-	return vsockConn{c.(*vsock.Conn)}, nil
 }
 
 // vsockConn is a vsock connection whose Read fails with ECONNRESET if the

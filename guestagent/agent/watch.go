@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"encoding/binary"
 	"os"
 
@@ -15,7 +14,7 @@ const watchedEvents = unix.IN_CREATE | unix.IN_CLOSE_WRITE | unix.IN_MODIFY | un
 
 // watch sends what happens to a file or in a directory, see inotify(7), until
 // the client goes or the watched path itself does.
-func (s *server) watch(ctx context.Context, c *conn, h proto.Handshake) error {
+func (s *server) watch(c *conn, h proto.Handshake) error {
 	req, err := decodePath(h)
 	if err != nil {
 		return err

@@ -27,6 +27,10 @@ type WinSize = proto.WinSize
 // The command is executed as it is: no shell sees it unless one is named. It
 // runs in a session of its own. When it ends, so does its output, even if
 // children that it left behind hold its streams open; they live on.
+//
+// The loss of the connection ends the command with all its processes. But in a
+// fork of the machine, where connections do not outlive the fork, the command
+// goes on in the background: [Client.Attach] reaches it by its ProcessID.
 type Cmd struct {
 	// Path is the program. If it has no slash the agent looks it up in the
 	// PATH that the command will have.
@@ -225,7 +229,11 @@ func (c *Cmd) Signal(sig os.Signal) error {
 	if c.result == nil {
 		return errors.New("client: exec: not started")
 	}
-	return c.client.SignalProcess(c.ctx, c.id, sig)
+	err := c.client.SignalProcess(c.ctx, c.id, sig)
+	if errors.Is(err, ErrNoProcess) {
+		err = os.ErrProcessDone // it did exist
+	}
+	return err
 }
 
 // Resize changes the size of the command's terminal.

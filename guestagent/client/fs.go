@@ -262,8 +262,8 @@ func (f *FS) Watch(ctx context.Context, name string) (<-chan Event, error) {
 }
 
 // TarOut writes a tree of the guest to w as a tar archive. A directory's
-// entries are named relative to it; a single file has its base name. The
-// archive is a guest's: unpack it as you would a stranger's.
+// entries are named relative to it; a single file has its base name. What the
+// kernel makes up, such as /proc, is left empty. The archive is a guest's: unpack it as you would a stranger's.
 func (f *FS) TarOut(ctx context.Context, name string, w io.Writer) error {
 	cn, err := f.c.start(ctx, proto.OpTarOut, proto.PathRequest{Path: proto.Text(name)})
 	if err != nil {
