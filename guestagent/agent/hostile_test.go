@@ -7,8 +7,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -163,6 +165,34 @@ func TestTooManyOperations(t *testing.T) {
 	}
 	for _, e := range ends {
 		e.Close()
+	}
+}
+
+// short is a listener that cannot accept at first.
+type short struct {
+	net.Listener
+	failures []error
+}
+
+func (l *short) Accept() (net.Conn, error) {
+	if len(l.failures) > 0 {
+		err := l.failures[0]
+		l.failures = l.failures[1:]
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", err)}
+	}
+	return l.Listener.Accept()
+}
+
+// TestShortageEndsNothing checks that an agent outlives a lack of descriptors.
+func TestShortageEndsNothing(t *testing.T) {
+	p := newPipes()
+	serveOn(t, &short{p, []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM}}, agent.Options{})
+	if _, err := client.New(p.dial).Hello(within(t, 10*time.Second)); err != nil {
+		t.Error(err)
+	}
+	failed := &short{newPipes(), []error{syscall.EINVAL}}
+	if err := agent.Serve(within(t, 10*time.Second), failed, agent.Options{}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("Serve with a broken listener: %v", err)
 	}
 }
 

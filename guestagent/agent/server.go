@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	handshakeTime   = 10 * time.Second // for a client's first frame
-	lingerTime      = 2 * time.Second  // for a client to take the last frame
+	handshakeTime   = 10 * time.Second      // for a client's first frame
+	lingerTime      = 2 * time.Second       // for a client to take the last frame
+	acceptPause     = 20 * time.Millisecond // when there is nothing to accept with
 	defaultMaxConns = 2048
 	defaultMaxProcs = 1024
 	defaultKeep     = 1 << 20
@@ -133,6 +134,14 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	var failure error
 	for {
 		nc, err := l.Accept()
+		if err != nil && ctx.Err() == nil && isShortage(err) {
+			s.opts.Logger.Warn("cannot accept", "err", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
 		if err != nil {
 			if ctx.Err() == nil {
 				failure = fmt.Errorf("agent: accept: %w", err)
@@ -147,6 +156,18 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	s.killAll()
 	s.cgroup.close()
 	return failure
+}
+
+// isShortage reports whether an error of accept will pass: it must not end an
+// agent, and with it a guest, that commands have run out of memory or
+// descriptors.
+func isShortage(err error) bool {
+	for _, errno := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.ECONNABORTED} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 // conn is one client's connection and its operation.
