@@ -11,9 +11,9 @@ import (
 
 // buildVersion says which forkvm this is.
 type buildVersion struct {
-	Version  string `json:"version"`          // of the module; "(devel)" if built from a work tree
-	Commit   string `json:"commit,omitempty"` //
-	Modified bool   `json:"modified"`         // the work tree had changes
+	Version  string `json:"version"` // of the module; "(devel)" if built from a work tree
+	Commit   string `json:"commit,omitempty"`
+	Modified bool   `json:"modified"` // the work tree had changes
 	Go       string `json:"go"`
 	Protocol int    `json:"protocol"` // of the guest agent
 }

@@ -35,7 +35,11 @@ func agentBinary(ctx context.Context) Check {
 	if err != nil {
 		return c.fail(err.Error(), "build with CGO_ENABLED=0, and readable for its user: it is copied into each guest")
 	}
-	return c.pass(fmt.Sprintf("%s, initramfs of %d KiB", img.Agent, img.Size()>>10))
+	agent := img.Agent
+	if agent == "/proc/self/exe" {
+		agent = "this program"
+	}
+	return c.pass(fmt.Sprintf("%s, initramfs of %d KiB", agent, img.Size()>>10))
 }
 
 // lab checks for QEMU, with which the lab emulates hardware virtualization.
