@@ -38,6 +38,7 @@ func testCommand(ctx context.Context, args []string) (int, error) {
 
 // asTest adds what go test and the tests of this module expect around a test binary.
 func (j *job) asTest() {
+	j.once = true // Its name is that of a temporary folder.
 	if info, err := os.Stat("testdata"); err == nil && info.IsDir() {
 		path := filepath.Join(j.command.Dir, "testdata")
 		j.files = append(j.files, session.Copy{Host: path, Guest: path})

@@ -92,9 +92,9 @@ var errNotShared = errors.New("--share needs a machine that is up: 'lab up' star
 // work is what is done in a machine.
 type work func(context.Context, *machine.Machine, *session.Session) error
 
-// use starts a machine, or takes the one that is up, and does the work with a session in it. A machine
-// that was not up is ended afterwards. If the machine fails meanwhile, the work's context
-// ends, and use returns machine.ErrStuck or machine.ErrDied.
+// use starts a machine, or takes the one that is up, and does the work with a session in it. A
+// machine that is not to stay up is ended afterwards. If the machine fails meanwhile, the work's
+// context ends, and use returns machine.ErrStuck or machine.ErrDied.
 func (l *lab) use(ctx context.Context, k *lock, o image.Options, do work) error {
 	keptOptions, keep := l.keptOptions()
 	m, err := machine.Attach(l.dir)

@@ -113,9 +113,11 @@ func TestFiles(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(got, large[:len(large)-1]) {
 		t.Errorf("the changed file did not come back: %d bytes, %v", len(got), err)
 	}
-	r := finish(t, l.command("run", "--out", "/no/such:"+dir+"/x", "true"))
-	if r.code != exitTrouble || !strings.Contains(r.stderr, "/no/such") {
-		t.Errorf("exit code %d, %q for an output that is not there", r.code, r.stderr)
+	for program, code := range map[string]int{"true": exitTrouble, "false": 1} {
+		r := finish(t, l.command("run", "--out", "/no/such:"+dir+"/x", program))
+		if r.code != code || !strings.Contains(r.stderr, "/no/such") {
+			t.Errorf("%s: exit code %d, %q for an output that is not there", program, r.code, r.stderr)
+		}
 	}
 }
 

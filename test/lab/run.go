@@ -32,9 +32,11 @@ type job struct {
 	share bool
 	// keep leaves the machine up.
 	keep bool
+	// once says that the program will not be run again, and is to leave no copy.
+	once bool
 }
 
-// jobFlags adds the flags that run and test have in common.
+// flags parses the flags that run and test have in common, and returns the other arguments.
 func (j *job) flags(name, arguments string, args []string) ([]string, error) {
 	fs := newFlags(name, arguments)
 	listFlag(fs, &j.files, "file", "copy a file or folder in: `path[:path inside]`", parseFile)
@@ -173,7 +175,18 @@ func (j *job) inside(ctx context.Context, m *machine.Machine, s *session.Session
 	if err != nil {
 		return exit, err
 	}
-	return exit, j.copyOut(ctx, s)
+	if j.once {
+		if err := s.Remove(ctx, j.command.Path); err != nil {
+			return exit, err
+		}
+	}
+	err = j.copyOut(ctx, s)
+	if err != nil && exit.Code != 0 && !failed(err) {
+		// That the program failed is why, and the better answer.
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		err = nil
+	}
+	return exit, err
 }
 
 // prepare brings in what the program needs.

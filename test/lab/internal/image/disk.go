@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -69,11 +70,43 @@ func makeRoot(ctx context.Context, mke2fs, path string) error {
 
 // makeTree makes a file system with a copy of a folder.
 func makeTree(ctx context.Context, mke2fs, dir, path string) error {
+	// mke2fs would copy a link, and not what it leads to.
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
 	size, err := treeSize(dir)
 	if err != nil {
 		return fmt.Errorf("image: %w", err)
 	}
 	return makeFilesystem(ctx, mke2fs, path, size, "-d", dir)
+}
+
+// kernelsImage makes an image of the folder of guest kernels, unless the one made last still is one.
+func kernelsImage(ctx context.Context, mke2fs, kernels, dir string) (string, error) {
+	entries, err := os.ReadDir(kernels)
+	if err != nil {
+		return "", fmt.Errorf("image: %w", err)
+	}
+	// Each kernel's folder is published as a whole, so its time says enough.
+	id := sha256.New()
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			fmt.Fprintf(id, "%q %d\n", e.Name(), info.ModTime().UnixNano())
+		}
+	}
+	path := filepath.Join(dir, fmt.Sprintf("kernels-%.8x.ext4", id.Sum(nil)))
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	old, err := filepath.Glob(filepath.Join(dir, "kernels-*.ext4"))
+	if err != nil {
+		return "", fmt.Errorf("image: %w", err)
+	}
+	for _, o := range old {
+		os.Remove(o)
+	}
+	return path, makeTree(ctx, mke2fs, kernels, path)
 }
 
 // makeFilesystem makes an ext4 image that appears as a whole. It has no journal: a machine that

@@ -106,18 +106,22 @@ func Prepare(ctx context.Context, dir string, o Options) (machine.Config, error)
 
 // makeDisks adds the disks of the options, and one with the guest kernels, to the machine.
 func makeDisks(ctx context.Context, mke2fs string, c *machine.Config, o Options) ([]inside.Mount, error) {
-	kernels, err := KernelsDir()
-	if err != nil {
-		return nil, err
-	}
-	trees := append([]Mount{{Host: kernels, Guest: kernels}}, o.Trees...)
 	var mounts []inside.Mount
 	add := func(d machine.Disk, guest string) {
 		serial := machine.DiskSerial(len(c.Disks))
 		mounts = append(mounts, inside.Mount{Serial: serial, Dir: guest, Made: d.Volatile})
 		c.Disks = append(c.Disks, d)
 	}
-	for i, t := range trees {
+	kernels, err := KernelsDir()
+	if err != nil {
+		return nil, err
+	}
+	path, err := kernelsImage(ctx, mke2fs, kernels, c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	add(machine.Disk{Path: path, Volatile: true}, kernels)
+	for i, t := range o.Trees {
 		path := filepath.Join(c.Dir, fmt.Sprintf("tree%d.ext4", i))
 		if err := makeTree(ctx, mke2fs, t.Host, path); err != nil {
 			return nil, err

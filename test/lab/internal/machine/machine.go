@@ -194,10 +194,14 @@ func (m *Machine) Resume(ctx context.Context) error {
 
 // Forward makes a TCP port inside the machine reachable at a port of 127.0.0.1.
 func (m *Machine) Forward(ctx context.Context, hostPort, guestPort uint16) error {
+	// Someone may have been killed before it could end its own.
+	if err := m.Unforward(ctx, hostPort); err != nil {
+		return err
+	}
 	return m.human(ctx, fmt.Sprintf("hostfwd_add %s tcp:127.0.0.1:%d-:%d", netdev, hostPort, guestPort))
 }
 
-// Unforward undoes Forward.
+// Unforward undoes Forward, if there was one.
 func (m *Machine) Unforward(ctx context.Context, hostPort uint16) error {
 	_, err := m.monitor(ctx, command{
 		Execute: "human-monitor-command",

@@ -49,6 +49,14 @@ func (s *Session) Exists(ctx context.Context, guest string) (bool, error) {
 	return true, nil
 }
 
+// Remove removes a file inside, if it is there.
+func (s *Session) Remove(ctx context.Context, guest string) error {
+	if err := s.c.FS().WithContext(ctx).Remove(guest); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("session: %w", lost(err))
+	}
+	return nil
+}
+
 // unpack writes an archive below a folder and nothing outside of it; with a name, the archive holds
 // one file, which gets it.
 func unpack(r io.Reader, dir, name string) error {
