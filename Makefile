@@ -14,8 +14,7 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 build: ## bin/forkvm, bin/forkvm-agent and bin/lab
-	@$(GO) build -trimpath -o bin/ ./cmd/forkvm ./test/lab
-	@$(GO) build -trimpath -ldflags '-s -w' -o bin/ ./guestagent/cmd/forkvm-agent
+	@$(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/forkvm ./guestagent/cmd/forkvm-agent ./test/lab
 
 setup: build ## install the Debian packages that the tests need, fetch and build kernels
 	@sh test/setup.sh test

@@ -21,7 +21,7 @@ func (vm *VM) awaitAgent(ctx context.Context, l net.Listener) error {
 	case <-vm.ended:
 		return vm.err()
 	case <-ctx.Done():
-		return fmt.Errorf("no word from the agent: %w", ctx.Err())
+		return fmt.Errorf("no word from the agent: %w%s", ctx.Err(), consoleEnd(vm.console.Bytes()))
 	}
 }
 

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"github.com/forkvm/forkvm/kvm"
@@ -64,7 +65,7 @@ func (vm *VM) handleExit(c *vcpu) bool {
 		c.counters.other.Add(1)
 	default:
 		c.counters.other.Add(1)
-		vm.trace(TraceEvent{VCPU: c.id, Reason: reason.String()})
+		vm.trace(TraceEvent{VCPU: c.id, Reason: strings.TrimPrefix(reason.String(), "KVM_EXIT_")})
 		vm.stop(vm.outcomeOf(c, reason))
 	}
 	return !vm.stopped()

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,14 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/guestagent/agent"
 )
 
-// The test binary is also what runs inside the guests: as /init it is the
-// agent, and under the name of guestHelper a program whose state the tests
-// look at from outside.
+// The test binary is also what runs inside the guests: under the name of
+// guestHelper it is a program whose state the tests look at from outside, and
+// as /init, where there is no smaller one, the agent.
 func TestMain(m *testing.M) {
 	agent.Main()
 	if filepath.Base(os.Args[0]) == guestHelper {
@@ -32,16 +32,17 @@ func TestMain(m *testing.M) {
 
 const (
 	guestHelper  = "guest-helper"
-	helperSocket = "/tmp/helper.sock"
-	helperBuffer = 8 << 20
+	helperPath   = "/bin/" + guestHelper
+	helperPort   = 4000 // vsock
+	helperBuffer = 1 << 20
 )
 
 // helperState is what a helper says of itself.
 type helperState struct {
 	PID     int
 	Hash    string        // of a buffer of random bytes that is only in memory
-	Counter uint64        // of a loop that never rests
-	Ticks   uint64        // of a loop that sleeps 5 ms between two
+	Counter uint64        // of a loop that is busy for a millisecond in fifty
+	Ticks   uint64        // of a loop that sleeps 20 ms between two
 	Back    uint64        // how often the monotonic clock went back
 	MaxGap  time.Duration // longest time between two ticks
 }
@@ -54,8 +55,6 @@ func helperMain(args []string) int {
 	switch args[0] {
 	case "serve":
 		err = helperServe()
-	case "ask":
-		err = helperAsk(args[1])
 	case "clocks":
 		err = helperClocks()
 	default:
@@ -75,13 +74,16 @@ func helperServe() error {
 	var counter, ticks, back, gap atomic.Uint64
 	go func() {
 		for {
-			counter.Add(1)
+			for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
+				counter.Add(1)
+			}
+			time.Sleep(49 * time.Millisecond)
 		}
 	}()
 	go func() {
 		last := time.Now()
 		for {
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond)
 			now := time.Now()
 			d := now.Sub(last)
 			if d < 0 {
@@ -92,10 +94,11 @@ func helperServe() error {
 			ticks.Add(1)
 		}
 	}()
-	l, err := net.Listen("unix", helperSocket)
+	l, err := vsock.ListenContextID(unix.VMADDR_CID_ANY, helperPort, nil)
 	if err != nil {
 		return err
 	}
+	fmt.Println("ready")
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -119,17 +122,6 @@ func helperServe() error {
 		}
 		c.Close()
 	}
-}
-
-func helperAsk(question string) error {
-	c, err := net.Dial("unix", helperSocket)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	fmt.Fprintln(c, question)
-	_, err = bufio.NewReader(c).WriteTo(os.Stdout)
-	return err
 }
 
 // helperClocks has a thread on every CPU take turns to read the monotonic

@@ -99,15 +99,21 @@ func (k *guestKind) config(ctx context.Context) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	initramfs, err := initrd.Pack(ctx, initrd.Config{Kernel: kernel})
+	self, err := os.Executable()
 	if err != nil {
 		return Config{}, err
 	}
-	// An emulated CPU may report sizes of XSAVE that make a kernel with XSAVES
-	// print a warning, which tests that read its log would take for a fault.
-	cmdline := strings.TrimSpace("noxsaves " + os.Getenv("FORKVM_TEST_CMDLINE"))
+	initramfs, err := initrd.Pack(ctx, initrd.Config{
+		Kernel:    kernel,
+		Agent:     os.Getenv("FORKVM_TEST_AGENT"),
+		HostFiles: []initrd.HostFile{{Host: self, Guest: helperPath, Mode: 0o755}},
+	})
+	if err != nil {
+		return Config{}, err
+	}
 	return Config{
-		Kernel: kernel.Vmlinux, Initramfs: initramfs, VCPUs: k.vcpus, Memory: k.memory, Cmdline: cmdline,
+		Kernel: kernel.Vmlinux, Initramfs: initramfs, VCPUs: k.vcpus, Memory: k.memory,
+		Cmdline: os.Getenv("FORKVM_CMDLINE"),
 	}, nil
 }
 
@@ -145,36 +151,35 @@ func output(t testing.TB, vm *VM, name string, arg ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// helper starts the guest helper in the background.
+// startHelper starts the guest helper in the background and returns when it
+// can be asked.
 func startHelper(t testing.TB, vm *VM) {
 	t.Helper()
-	cmd := vm.CommandContext(t.Context(), "/init", "serve")
-	cmd.Args[0] = guestHelper
-	cmd.Detach = true
+	cmd := vm.CommandContext(t.Context(), helperPath, "serve")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Ready once it answers; it listens after its buffer is filled.
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for {
-		if _, err := askHelper(ctx, vm, "state"); err == nil {
-			return
-		}
-		if ctx.Err() != nil {
-			t.Fatal("the helper does not start")
-		}
+	t.Cleanup(func() { _ = cmd.Wait() }) // it was killed with the test's context
+	line := make([]byte, len("ready\n"))
+	if _, err := io.ReadFull(out, line); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func askHelper(ctx context.Context, vm *VM, question string) (s helperState, err error) {
-	cmd := vm.CommandContext(ctx, "/init", "ask", question)
-	cmd.Args[0] = guestHelper
-	out, err := cmd.Output()
+	conn, err := vm.Dial(ctx, helperPort)
 	if err != nil {
 		return s, err
 	}
-	return s, json.Unmarshal(out, &s)
+	defer conn.Close()
+	if _, err := fmt.Fprintln(conn, question); err != nil {
+		return s, err
+	}
+	return s, json.NewDecoder(conn).Decode(&s)
 }
 
 func ask(t testing.TB, vm *VM, question string) helperState {
@@ -311,6 +316,7 @@ func TestEightChildrenGoTheirOwnWays(t *testing.T) {
 	before := ask(t, parent, "state")
 	processes := output(t, parent, "ps")
 	children := forks(t, parent, 8)
+	t.Logf("first child: %+v", children[0].Timings())
 	for i, c := range children {
 		s := ask(t, c, "state")
 		if s.PID != before.PID || s.Hash != before.Hash {
@@ -476,9 +482,7 @@ func TestOpenConnectionDiesInTheChildAndLivesInTheParent(t *testing.T) {
 func TestTwoVCPUsKeepOneClock(t *testing.T) {
 	parent := minimalSMP.fork(t)
 	for i, vm := range append(forks(t, parent, 2), parent) {
-		cmd := vm.CommandContext(t.Context(), "/init", "clocks")
-		cmd.Args[0] = guestHelper
-		out, err := cmd.Output()
+		out, err := vm.CommandContext(t.Context(), helperPath, "clocks").Output()
 		if err != nil || strings.TrimSpace(string(out)) != "cpus 2 reads true back 0" {
 			t.Errorf("machine %d: %q, %v", i, out, err)
 		}

@@ -32,8 +32,8 @@ func (o *Outcome) Error() string {
 	if o.Detail != "" {
 		s += ": " + o.Detail
 	}
-	if (errors.Is(o.Err, ErrPanic) || errors.Is(o.Err, ErrCrash)) && o.Console != "" {
-		s += "\nlast console output:\n" + indent(lastLines(o.Console, 20))
+	if errors.Is(o.Err, ErrPanic) || errors.Is(o.Err, ErrCrash) {
+		s += consoleEnd([]byte(o.Console))
 	}
 	return s
 }
@@ -41,11 +41,15 @@ func (o *Outcome) Error() string {
 // Unwrap returns Err.
 func (o *Outcome) Unwrap() error { return o.Err }
 
-func indent(s string) string { return "  " + strings.ReplaceAll(s, "\n", "\n  ") }
-
-func lastLines(s string, n int) string {
-	lines := strings.Split(strings.TrimRight(s, "\r\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+// consoleEnd is the last lines of a console as the end of an error's text, ""
+// if there are none.
+func consoleEnd(console []byte) string {
+	const lines = 20
+	all := strings.Split(strings.TrimRight(string(console), "\r\n"), "\n")
+	if len(all) == 1 && all[0] == "" {
+		return ""
+	}
+	return "\nlast console output:\n  " + strings.Join(all[max(0, len(all)-lines):], "\n  ")
 }
 
 // orPanic tells a panic, after which Linux resets the machine, from a reset

@@ -176,7 +176,7 @@ func checkAPI(s *kvm.System) error {
 		return fmt.Errorf("vmm: KVM API version %d, want 12", v)
 	}
 	for _, c := range []kvm.Cap{
-		kvm.CapIRQChip, kvm.CapUserMemory, kvm.CapSetTSSAddr, kvm.CapExtCPUID, kvm.CapMPState,
+		kvm.CapIRQChip, kvm.CapUserMemory, kvm.CapSetTSSAddr, kvm.CapSetIdentityMapAddr, kvm.CapVCPUAttributes, kvm.CapExtCPUID, kvm.CapMPState,
 		kvm.CapPIT2, kvm.CapPITState2, kvm.CapAdjustClock, kvm.CapVCPUEvents, kvm.CapDebugRegs,
 		kvm.CapXSAVE2, kvm.CapXCRs, kvm.CapImmediateExit, kvm.CapGetTSCKHz,
 	} {
