@@ -47,6 +47,7 @@ func (m *memory) remap(table *snapshot.Table) {
 			break
 		}
 	}
+	m.useSmallPages()
 	old := m.table
 	m.table = table.Retain()
 	old.Release()
