@@ -6,6 +6,7 @@
 package snapshot
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -71,20 +72,38 @@ func NewLayerWriter() (*LayerWriter, error) {
 	return &LayerWriter{file: os.NewFile(uintptr(fd), "forkvm-layer")}, nil
 }
 
+var zeroPage [PageSize]byte
+
 // Append adds p, whose length must be a multiple of [PageSize], and returns
-// the offset at which it begins. When memory is exhausted it fails and the
-// layer must be abandoned.
+// the offset at which it begins. Pages of zeros take no memory. When memory is
+// exhausted it fails and the layer must be abandoned.
 func (w *LayerWriter) Append(p []byte) (off int64, err error) {
 	if len(p)%PageSize != 0 {
 		return 0, fmt.Errorf("snapshot: append of %d bytes: not a multiple of %d", len(p), PageSize)
 	}
 	off = w.size
-	// One pwrite copies at most 2 GiB; os.File goes round for the rest.
-	if _, err := w.file.WriteAt(p, off); err != nil {
-		return 0, fmt.Errorf("snapshot: write layer: %w", err)
+	for len(p) > 0 {
+		zeros := leading(p, true)
+		w.size += int64(zeros)
+		p = p[zeros:]
+		data := p[:leading(p, false)]
+		if _, err := w.file.WriteAt(data, w.size); err != nil {
+			return 0, fmt.Errorf("snapshot: write layer: %w", err)
+		}
+		w.size += int64(len(data))
+		p = p[len(data):]
 	}
-	w.size += int64(len(p))
 	return off, nil
+}
+
+// leading is the length of the pages at the start of p that are all zeros, or
+// of those that are not.
+func leading(p []byte, zeros bool) int {
+	n := 0
+	for n < len(p) && bytes.Equal(p[n:n+PageSize], zeroPage[:]) == zeros {
+		n += PageSize
+	}
+	return n
 }
 
 // Size is the number of bytes appended so far.
@@ -92,6 +111,10 @@ func (w *LayerWriter) Size() int64 { return w.size }
 
 // Seal makes the layer immutable. The writer must not be used afterwards.
 func (w *LayerWriter) Seal() (*Layer, error) {
+	if err := w.file.Truncate(w.size); err != nil { // it may end in zeros
+		w.Abandon()
+		return nil, fmt.Errorf("snapshot: seal layer: %w", err)
+	}
 	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(w.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		w.Abandon()

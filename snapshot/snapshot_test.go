@@ -42,6 +42,27 @@ func TestSealedLayerCannotChange(t *testing.T) {
 	}
 }
 
+func TestZerosAreReadBackAndTakeNoMemory(t *testing.T) {
+	l := layerOf(t, 0, 0, 7, 0, 8, 9, 0, 0)
+	defer l.Release()
+	got := make([]byte, 8*PageSize)
+	if _, err := l.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []byte{0, 0, 7, 0, 8, 9, 0, 0} {
+		if !bytes.Equal(got[i*PageSize:(i+1)*PageSize], bytes.Repeat([]byte{want}, PageSize)) {
+			t.Errorf("page %d is not all %d", i, want)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(l.FD(), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Size != 8*PageSize || st.Blocks*512 > 3*PageSize {
+		t.Errorf("size %d, %d bytes of memory", st.Size, st.Blocks*512)
+	}
+}
+
 func TestAppendRefusesPartOfAPage(t *testing.T) {
 	w, err := NewLayerWriter()
 	if err != nil {
