@@ -19,7 +19,7 @@ type clearDirtyLog struct {
 
 // deviceAttr is kvm_device_attr.
 type deviceAttr struct {
-	flags uint32
+	_     uint32 // flags: none exist
 	group uint32
 	attr  uint64
 	addr  unsafe.Pointer

@@ -530,7 +530,7 @@ func TestListen(t *testing.T) {
 	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("second Close: %v", err)
 	}
-	if l, err = r.dev.Listen(5000); err != nil {
+	if _, err := r.dev.Listen(5000); err != nil {
 		t.Error(err)
 	}
 }
