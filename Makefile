@@ -1,14 +1,18 @@
 # Everything a person runs. 'make demo' and 'make test' set up what they need
 # on a Debian machine; 'make help' lists the rest.
 
-GO      ?= go
-ARGS    ?=
+GO   ?= go
+ARGS ?=
+
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
+# Tests that need Linux guests, and so a KVM that runs them.
+LAB_PACKAGES = ./kvm/... ./vmm/... ./cmd/...
+
 export CGO_ENABLED = 0
 
-.PHONY: help build demo test unit lint race lab-test kernel setup vuln clean
+.PHONY: help build setup kernel demo test lint unit race lab-test vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -23,24 +27,28 @@ kernel: ## build the minimal guest kernel (about 4 minutes, once)
 	@sh test/setup.sh kernel
 
 demo: build ## boot a machine, fork it 8 times, show that each goes its own way
-	@sh test/setup.sh demo >&2
+	@sh test/setup.sh demo
 	@bin/lab run -- bin/forkvm demo $(ARGS)
 
 test: lint unit race lab-test ## the whole suite
 
-lint: setup build ## gofmt, go vet, staticcheck
+lint: setup ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	@$(GO) vet ./...
 	@$(GO) run $(STATICCHECK) ./...
 
-unit: build ## tests on this machine, micro-guests on its /dev/kvm included
-	@$(GO) test ./...
+unit: setup ## tests on this machine, micro-guests on its /dev/kvm included
+	@FORKVM_REQUIRE_KERNEL=1 FORKVM_REQUIRE_LAB=1 $(GO) test -p 1 ./...
 
-race: ## the same under the race detector
-	@CGO_ENABLED=1 $(GO) test -race -short ./...
+race: setup ## the same under the race detector, less the lab's own
+	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v /test/lab)
 
-lab-test: setup build ## tests on a genuine KVM: this machine's, or the lab's
-	@FORKVM_REQUIRE_KVM=1 $(GO) test -p 1 -exec "$(CURDIR)/bin/lab test" ./kvm/... ./vmm/... ./cmd/...
+# The machine stays up for all packages; go test runs one at a time, for what
+# waits for the machine would count against its time.
+lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
+	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
+	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -p 1 -timeout 20m \
+		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent" $(LAB_PACKAGES)
 
 vuln: ## known vulnerabilities of the dependencies (needs the internet)
 	@$(GO) run $(GOVULNCHECK) ./...
