@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"bytes"
 	"errors"
 	"fmt"
@@ -150,7 +151,7 @@ func serveHTTP(args []string) error {
 	})}
 	go func() {
 		<-served
-		srv.Close()
+		srv.Shutdown(context.Background()) // after the answer is out
 	}()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
