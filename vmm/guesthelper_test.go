@@ -35,6 +35,8 @@ const (
 	helperPath   = "/bin/" + guestHelper
 	helperPort   = 4000 // vsock
 	helperBuffer = 1 << 20
+	holdPort     = 4001 // vsock, of the host
+	holdFile     = "/tmp/held"
 )
 
 // helperState is what a helper says of itself.
@@ -55,6 +57,8 @@ func helperMain(args []string) int {
 	switch args[0] {
 	case "serve":
 		err = helperServe()
+	case "hold":
+		err = helperHold()
 	case "clocks":
 		err = helperClocks()
 	default:
@@ -122,6 +126,23 @@ func helperServe() error {
 		}
 		c.Close()
 	}
+}
+
+// helperHold echoes on a connection to the host until that breaks, and writes
+// down how it did.
+func helperHold() error {
+	conn, err := vsock.Dial(vsock.Host, holdPort, nil)
+	if err != nil {
+		return os.WriteFile(holdFile, []byte(err.Error()), 0o600)
+	}
+	defer conn.Close()
+	var buf [1]byte
+	for err == nil {
+		if _, err = conn.Read(buf[:]); err == nil {
+			_, err = conn.Write(buf[:])
+		}
+	}
+	return os.WriteFile(holdFile, []byte(err.Error()), 0o600)
 }
 
 // helperClocks has a thread on every CPU take turns to read the monotonic

@@ -399,7 +399,7 @@ func TestTwoForksWithWritesBetween(t *testing.T) {
 
 func TestChildrenDrawDifferentRandomness(t *testing.T) {
 	parent := minimal.fork(t)
-	read := []string{"sh", "-c", "dd if=/dev/urandom bs=32 count=1 2>/dev/null | sha256sum; cat /proc/sys/kernel/random/uuid"}
+	read := []string{"sh", "-c", "dd if=/dev/urandom bs=32 count=1 2>/dev/null | sha256sum; cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id"}
 	machines := append(forks(t, parent, 8), parent)
 	seen := make(map[string]int)
 	ids := make(map[string]int)
@@ -476,6 +476,49 @@ func TestOpenConnectionDiesInTheChildAndLivesInTheParent(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestGuestConnectionAndListenerOverAFork has a process of the guest hold a
+// connection to the host, and another listen.
+func TestGuestConnectionAndListenerOverAFork(t *testing.T) {
+	parent := minimal.fork(t)
+	l, err := parent.Listen(holdPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	startHelper(t, parent) // listens
+	hold := parent.CommandContext(t.Context(), helperPath, "hold")
+	hold.Detach = true
+	if err := hold.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	echo := func() {
+		t.Helper()
+		if _, err := conn.Write([]byte{'x'}); err != nil {
+			t.Fatal(err)
+		}
+		var got [1]byte
+		if _, err := io.ReadFull(conn, got[:]); err != nil || got[0] != 'x' {
+			t.Fatalf("the parent's connection: %q, %v", got, err)
+		}
+	}
+	echo()
+	for range 3 {
+		child := forks(t, parent, 1)[0]
+		how := output(t, child, "sh", "-c", "while test ! -s "+holdFile+"; do sleep 0.01; done; cat "+holdFile)
+		// ENOTCONN, which Linux answers after a reset, is io.EOF to package vsock.
+		if how != "EOF" && !strings.Contains(how, "connection reset") {
+			t.Errorf("in the child the connection ended with %q", how)
+		}
+		ask(t, child, "state") // a new connection to the same listener
+		ask(t, parent, "state")
+		echo()
 	}
 }
 

@@ -41,6 +41,7 @@ func (m *fakeMachine) note(call string) error {
 func (m *fakeMachine) SetClock(t time.Time) error { m.clock = t; return m.note("clock") }
 func (m *fakeMachine) AddEntropy(b []byte) error  { m.pool = b; return m.note("entropy") }
 func (m *fakeMachine) SetHostname(n string) error { return m.note("hostname " + n) }
+func (m *fakeMachine) NewBootID() error           { return m.note("boot id") }
 func (m *fakeMachine) Stop(reboot bool) error {
 	if reboot {
 		return m.note("reboot")
@@ -103,7 +104,7 @@ func TestRenewGatesGenerations(t *testing.T) {
 // TestRenewFailsClosed checks that a machine answers to its new generation
 // only if all of its identity was renewed.
 func TestRenewFailsClosed(t *testing.T) {
-	for _, step := range []string{"entropy", "clock"} {
+	for _, step := range []string{"entropy", "clock", "boot id"} {
 		path := serveSocket(t, agent.Options{Machine: &fakeMachine{failAt: step}})
 		c := client.New(dialer(path))
 		if _, err := c.Renew(within(t, 20*time.Second), identity(7)); err == nil {

@@ -22,6 +22,9 @@ type Machine interface {
 	AddEntropy([]byte) error
 	// SetHostname sets the host name.
 	SetHostname(string) error
+	// NewBootID draws a new boot id. The kernel has one for the whole time it
+	// runs, which all forks would share.
+	NewBootID() error
 	// Stop powers the machine off, or restarts it. It may not return.
 	Stop(reboot bool) error
 }
@@ -61,6 +64,32 @@ func (thisMachine) SetHostname(name string) error {
 	return nil
 }
 
+// The kernel's boot id, and the file that is mounted over it.
+const (
+	kernelBootID = "/proc/sys/kernel/random/boot_id"
+	kernelUUID   = "/proc/sys/kernel/random/uuid"
+	bootIDFile   = "/run/forkvm-boot-id"
+)
+
+// NewBootID writes the id to a file that hides the kernel's own, and mounts it
+// there if this is the first time.
+func (thisMachine) NewBootID() error {
+	id, err := os.ReadFile(kernelUUID)
+	if err != nil {
+		return fmt.Errorf("agent: boot id: %w", err)
+	}
+	if err := os.WriteFile(bootIDFile, id, 0o444); err != nil {
+		return fmt.Errorf("agent: boot id: %w", err)
+	}
+	if shown, err := os.ReadFile(kernelBootID); err == nil && bytes.Equal(shown, id) {
+		return nil
+	}
+	if err := unix.Mount(bootIDFile, kernelBootID, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("agent: boot id: %w", err)
+	}
+	return nil
+}
+
 func (thisMachine) Stop(reboot bool) error {
 	unix.Sync()
 	cmd := unix.LINUX_REBOOT_CMD_POWER_OFF
@@ -81,6 +110,7 @@ var errNoMachine = &proto.Error{Code: proto.CodeUnsupported, Message: "this agen
 func (noMachine) SetClock(time.Time) error { return errNoMachine }
 func (noMachine) AddEntropy([]byte) error  { return errNoMachine }
 func (noMachine) SetHostname(string) error { return errNoMachine }
+func (noMachine) NewBootID() error         { return errNoMachine }
 func (noMachine) Stop(bool) error          { return errNoMachine }
 
 // onMachine answers the operations on the machine as a whole.
@@ -138,6 +168,9 @@ func (s *server) renew(h proto.Handshake) (*proto.RenewReply, error) {
 	}
 	m := s.opts.Machine
 	err := errors.Join(m.AddEntropy(req.Entropy), m.SetClock(req.WallClock))
+	if err == nil { // from the generator's new key
+		err = m.NewBootID()
+	}
 	if err == nil && req.Hostname != "" {
 		err = m.SetHostname(req.Hostname)
 	}
