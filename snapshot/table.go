@@ -111,6 +111,23 @@ func (t *Table) Overlay(top []Extent) (*Table, error) {
 	return n, nil
 }
 
+// ReadAt fills p with the memory at off.
+func (t *Table) ReadAt(p []byte, off int64) error {
+	if off < 0 || off > t.size-int64(len(p)) {
+		return fmt.Errorf("snapshot: read of %d bytes at %#x: memory has %#x", len(p), off, t.size)
+	}
+	clear(p)
+	end := off + int64(len(p))
+	i := sort.Search(len(t.extents), func(i int) bool { return t.extents[i].End() > off })
+	for ; i < len(t.extents) && t.extents[i].Start < end; i++ {
+		e := clip(t.extents[i], off, end)
+		if _, err := e.Layer.ReadAt(p[e.Start-off:e.End()-off], e.Offset); err != nil {
+			return fmt.Errorf("snapshot: read layer: %w", err)
+		}
+	}
+	return nil
+}
+
 // Stored is the number of bytes that the table maps to layers.
 func (t *Table) Stored() int64 {
 	var n int64

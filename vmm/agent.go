@@ -3,7 +3,9 @@ package vmm
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -43,9 +45,15 @@ func (vm *VM) readReady(l net.Listener) error {
 	return nil
 }
 
+// confirmTimeout bounds how long an agent may take to confirm an identity,
+// however long its caller would wait. Emulated machines take seconds.
+const confirmTimeout = 2 * time.Minute
+
 // renewIdentity gives the machine an identity that no other has, and returns
 // when the agent has taken it. Until then the agent refuses all other work.
 func (vm *VM) renewIdentity(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
+	defer cancel()
 	conn, err := vm.dialAgent(ctx)
 	if err != nil {
 		return err
@@ -129,8 +137,8 @@ func (c *guestConn) Write(p []byte) (int, error) {
 // because replaces an error that the end of the machine may have caused by
 // how it ended.
 func (vm *VM) because(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, io.EOF) {
+		return err
 	}
 	if outcome := vm.err(); outcome != nil {
 		return outcome

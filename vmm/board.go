@@ -64,7 +64,8 @@ func (e boardEnv) serial() serial.Env {
 
 // irqLine raises an edge with KVM_IRQ_LINE rather than through an irqfd: KVM
 // hands an irqfd's interrupt to a work queue, so it could be in neither the
-// device's state nor the chips' while a capture reads both.
+// device's state nor the chips' while a capture reads both. The two calls are
+// one edge only if no other comes between: each device triggers under its lock.
 type irqLine struct {
 	vm  *kvm.VM
 	gsi uint32

@@ -52,9 +52,14 @@ func (m *memory) loadELF(r io.ReaderAt) (bootImage, error) {
 		return bootImage{}, fmt.Errorf("%w: it is %v %v %v", ErrKernel, f.Class, f.Machine, f.Type)
 	}
 	var img bootImage
+	var loaded uint64
 	for _, p := range f.Progs {
 		if p.Type != elf.PT_LOAD || p.Memsz == 0 {
 			continue
+		}
+		// Segments that overlap could be many times what is there.
+		if loaded += min(p.Memsz, m.lowSize()); loaded > m.lowSize() {
+			return bootImage{}, fmt.Errorf("%w: segments of more than %d MiB in all", ErrKernelTooBig, m.lowSize()>>20)
 		}
 		if err := m.loadSegment(p); err != nil {
 			return bootImage{}, err

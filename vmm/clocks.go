@@ -60,25 +60,61 @@ func (s *shell) readClocksOnce(c *vcpu) (at instant, width uint64, err error) {
 	return at, width, nil
 }
 
-// tscOffset computes the offset with which the counter of every vCPU goes on
-// from where it stopped, as the clock does that was just set: what has passed
-// on one since passes on the other.
-func (s *shell) tscOffset(st *kvmState) (uint64, error) {
+// restoreClocks sets the clock to where it stopped, and returns the offset
+// with which the counter of every vCPU goes on from where it stopped, as the
+// clock has by then: what passes on one passes on the other.
+//
+// Some KVMs accept an offset and do not apply it. There the counter shows the
+// host's time, and the clock is set to agree with that instead.
+func (s *shell) restoreClocks(st *kvmState) (offset uint64, err error) {
+	clock := st.Chips.Clock
+	if err := s.vm.SetClock(&clock); err != nil {
+		return 0, fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	}
 	now, err := s.readClocks()
 	if err != nil {
 		return 0, err
 	}
-	passed := now.clock - st.Chips.Clock.Clock
-	host := now.tsc - now.offset
-	return st.VCPUs[0].TSC + cycles(passed, st.VCPUs[0].TSCKHz) - host, nil
+	saved, khz := st.VCPUs[0].TSC, st.VCPUs[0].TSCKHz
+	passed := now.clock - min(now.clock, clock.Clock)
+	offset = saved + cycles(passed, khz) - (now.tsc - now.offset)
+	if offset == now.offset || s.tscOffsetWorks(offset) {
+		return offset, nil
+	}
+	if now.tsc > saved && khz != 0 {
+		clock.Clock += nanoseconds(now.tsc-saved, khz)
+		err = s.vm.SetClock(&clock)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	}
+	return offset, nil
+}
+
+// tscOffsetWorks sets the offset of the first vCPU and reads it back.
+func (s *shell) tscOffsetWorks(offset uint64) bool {
+	var got uint64
+	c := s.vcpus[0]
+	c.do(func() {
+		if err := c.kvm.SetTSCOffset(offset); err == nil {
+			got, _ = c.kvm.TSCOffset()
+		}
+	})
+	return got == offset
 }
 
 // cycles converts nanoseconds to cycles of a counter of khz thousand a second.
-func cycles(ns uint64, khz uint32) uint64 {
-	hi, lo := bits.Mul64(ns, uint64(khz))
-	if hi >= 1e6 {
-		return math.MaxUint64 // no clock runs that long
+func cycles(ns uint64, khz uint32) uint64 { return mulDiv(ns, uint64(khz), 1e6) }
+
+// nanoseconds is the reverse of cycles; khz is not 0.
+func nanoseconds(cycles uint64, khz uint32) uint64 { return mulDiv(cycles, 1e6, uint64(khz)) }
+
+// mulDiv is a*b/c in 128 bits, and no more than fits into 64.
+func mulDiv(a, b, c uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	if hi >= c {
+		return math.MaxUint64
 	}
-	q, _ := bits.Div64(hi, lo, 1e6)
+	q, _ := bits.Div64(hi, lo, c)
 	return q
 }

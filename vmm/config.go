@@ -49,7 +49,9 @@ type Config struct {
 	Console io.Writer
 
 	// Trace, if set, is told of every exit from guest to host. It runs on
-	// the thread of the vCPU and slows it.
+	// the thread of the vCPU, several at once where there are several. Until
+	// it returns, the vCPU does nothing else: it must not call methods of
+	// the machine, and while it blocks, so do Pause, Fork and Close.
 	Trace func(TraceEvent)
 
 	// Logger receives what an operator wants to know. Nil logs nothing.

@@ -14,7 +14,9 @@ import (
 const (
 	leafFeatures    = 0x1
 	leafCache       = 0x4
+	leafStructured  = 0x7
 	leafTopology    = 0xb
+	leafXSAVE       = 0xd
 	leafTopologyV2  = 0x1f
 	leafKVMFeatures = 0x40000001
 	leafExtFeatures = 0x80000001
@@ -28,6 +30,10 @@ const (
 	edxHTT         = 1 << 28
 	ecxSVM         = 1 << 2
 
+	ecxSHSTK                     = 1 << 7
+	edxIBT                       = 1 << 20
+	xssCETUser, xssCETSupervisor = 1 << 11, 1 << 12
+
 	kvmAsyncPF, kvmAsyncPFVMExit, kvmAsyncPFInt = 1 << 4, 1 << 10, 1 << 14
 )
 
@@ -35,7 +41,9 @@ const (
 // carry over:
 //
 //   - nested virtualization, whose state is not saved;
-//   - asynchronous page faults, which may be in flight at any moment.
+//   - asynchronous page faults, which may be in flight at any moment;
+//   - shadow stacks and indirect branch tracking (CET), whose registers are
+//     reached by other means than the state that is saved.
 func guestCPUID(s *kvm.System) ([]kvm.CPUIDEntry2, error) {
 	entries, err := s.SupportedCPUID()
 	if err != nil {
@@ -51,6 +59,15 @@ func guestCPUID(s *kvm.System) ([]kvm.CPUIDEntry2, error) {
 			e.ECX = e.ECX&^ecxVMX | ecxHypervisor
 			if deadline != 0 {
 				e.ECX |= ecxTSCDeadline
+			}
+		case leafStructured:
+			if e.Index == 0 {
+				e.ECX &^= ecxSHSTK
+				e.EDX &^= edxIBT
+			}
+		case leafXSAVE:
+			if e.Index == 1 {
+				e.ECX &^= xssCETUser | xssCETSupervisor
 			}
 		case leafExtFeatures:
 			e.ECX &^= ecxSVM
@@ -87,16 +104,6 @@ func cpuidFor(entries []kvm.CPUIDEntry2, id, n int) []kvm.CPUIDEntry2 {
 				sharing = cores - 1
 			}
 			e.EAX = e.EAX&0x3fff | (cores-1)<<26 | sharing<<14
-		case leafTopology, leafTopologyV2:
-			e.EDX = apic
-			switch e.Index {
-			case 0: // threads of a core
-				e.EAX, e.EBX, e.ECX = 0, 1, 1<<8
-			case 1: // cores of the package
-				e.EAX, e.EBX, e.ECX = shift, cores, 2<<8|1
-			default:
-				e.EAX, e.EBX, e.ECX = 0, 0, e.Index
-			}
 		case leafExtSize:
 			e.ECX = e.ECX&^0xf0ff | shift<<12 | (cores - 1)
 		case leafCacheAMD:
@@ -113,5 +120,25 @@ func cpuidFor(entries []kvm.CPUIDEntry2, id, n int) []kvm.CPUIDEntry2 {
 			e.ECX = 0                    // one node
 		}
 	}
-	return out
+	return replaceTopology(out, apic, cores, shift)
+}
+
+// replaceTopology puts in the levels of leaf 0xB and, where the host has it,
+// 0x1F: one thread a core, and the cores of the package. KVM offers the first
+// level alone.
+func replaceTopology(entries []kvm.CPUIDEntry2, apic, cores, shift uint32) []kvm.CPUIDEntry2 {
+	const significantIndex = 1 // KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+	const threadLevel, coreLevel = 1 << 8, 2 << 8
+	for _, leaf := range []uint32{leafTopology, leafTopologyV2} {
+		has := func(e kvm.CPUIDEntry2) bool { return e.Function == leaf }
+		if !slices.ContainsFunc(entries, has) {
+			continue
+		}
+		entries = append(slices.DeleteFunc(entries, has),
+			kvm.CPUIDEntry2{Function: leaf, Index: 0, Flags: significantIndex, EBX: 1, ECX: threadLevel, EDX: apic},
+			kvm.CPUIDEntry2{Function: leaf, Index: 1, Flags: significantIndex, EAX: shift, EBX: cores, ECX: coreLevel | 1, EDX: apic},
+			kvm.CPUIDEntry2{Function: leaf, Index: 2, Flags: significantIndex, ECX: 2, EDX: apic},
+		)
+	}
+	return entries
 }

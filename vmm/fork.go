@@ -1,10 +1,13 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -21,30 +24,34 @@ type Image struct {
 	cfg   Config
 	kvm   *kvmState
 	board boardState
-	table *snapshot.Table
 	msrs  *msrList
 
 	pause, capture time.Duration
-	dirty          int64
+	dirty, copied  int64
 
-	mu     sync.Mutex
-	closed bool // guarded by mu
+	mu    sync.Mutex
+	table *snapshot.Table // guarded by mu; nil once closed
 }
 
 // Pause is how long the machine stood still for the capture.
 func (i *Image) Pause() time.Duration { return i.pause }
 
 // DirtyPages is how many pages the machine had written since it was started
-// or last captured: what the capture had to copy.
+// or last captured.
 func (i *Image) DirtyPages() int64 { return i.dirty }
 
-// Close frees the image. Machines started from it live on.
+// CopiedPages is how many pages the capture copied: the dirty ones, and clean
+// ones between them where that was cheaper than a mapping more.
+func (i *Image) CopiedPages() int64 { return i.copied }
+
+// Close frees the image. Machines started from it live on. Further calls do
+// nothing.
 func (i *Image) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if !i.closed {
-		i.closed = true
+	if i.table != nil {
 		i.table.Release()
+		i.table = nil
 	}
 	return nil
 }
@@ -53,10 +60,19 @@ func (i *Image) Close() error {
 func (i *Image) retain() (*snapshot.Table, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.closed {
-		return nil, fmt.Errorf("vmm: image is closed")
+	if i.table == nil {
+		return nil, errors.New("vmm: image is closed")
 	}
 	return i.table.Retain(), nil
+}
+
+// StartOptions are what a machine that is started from an image may have of
+// its own.
+type StartOptions struct {
+	Hostname string           // empty: that of the captured machine
+	Console  io.Writer        // nil: discarded
+	Trace    func(TraceEvent) // nil: none
+	Logger   *slog.Logger     // nil: that of the captured machine
 }
 
 // Fork captures the machine once and starts n children from it, each going on
@@ -67,6 +83,7 @@ func (i *Image) retain() (*snapshot.Table, error) {
 //
 // Either all children are returned or none. Whatever fails, the parent goes
 // on. A paused machine can be forked: its children run and it stays paused.
+// [VM.Capture] and [Image.Start] do the same step by step.
 func (vm *VM) Fork(ctx context.Context, n int) ([]*VM, error) {
 	if n < 1 || n > MaxForks {
 		return nil, fmt.Errorf("vmm: fork: %w: %d children, want 1 to %d", ErrConfig, n, MaxForks)
@@ -76,44 +93,122 @@ func (vm *VM) Fork(ctx context.Context, n int) ([]*VM, error) {
 		return nil, fmt.Errorf("vmm: fork: %w", err)
 	}
 	defer image.Close()
-	children := make([]*VM, n)
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { children[i], errs[i] = image.Start(ctx) })
+	if err := image.makeRoom(n); err != nil {
+		return nil, fmt.Errorf("vmm: fork: %w", err)
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		for _, c := range children {
-			if c != nil {
-				c.Close()
-			}
-		}
+	children, err := image.startAll(ctx, n)
+	if err != nil {
 		return nil, fmt.Errorf("vmm: fork: %w", err)
 	}
 	return children, nil
 }
 
-// Capture stops the machine, saves its state and memory, and lets it go on.
+// startAll starts n machines, some at a time. The first failure ends the
+// others.
+func (i *Image) startAll(ctx context.Context, n int) ([]*VM, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	children := make([]*VM, n)
+	// More than a few for each CPU only compete; but a child that waits for
+	// its guest uses none.
+	slots := make(chan struct{}, max(16, 4*runtime.NumCPU()))
+	var wg sync.WaitGroup
+	for k := range n {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			var err error
+			if err = ctx.Err(); err == nil {
+				children[k], err = i.Start(ctx, StartOptions{})
+			}
+			if err != nil {
+				cancel(fmt.Errorf("child %d of %d: %w", k+1, n, err))
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() == nil {
+		return children, nil
+	}
+	for _, c := range children {
+		if c != nil {
+			wg.Go(func() { c.Close() })
+		}
+	}
+	wg.Wait()
+	return nil, context.Cause(ctx)
+}
+
+// makeRoom rewrites the image's table in fewer extents if n machines would
+// otherwise need more mappings than the process has left.
+func (i *Image) makeRoom(n int) error {
+	table, err := i.retain()
+	if err != nil {
+		return err
+	}
+	defer table.Release()
+	if int64(n)*mappingsOf(table) <= mappings.room() {
+		return nil
+	}
+	compact, err := compactTable(table)
+	if err != nil {
+		return err
+	}
+	i.replace(compact)
+	return nil
+}
+
+// replace takes over the caller's reference on a table of the same bytes.
+func (i *Image) replace(table *snapshot.Table) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.table == nil {
+		table.Release()
+		return
+	}
+	i.table.Release()
+	i.table = table
+}
+
+// Capture stops the machine, saves its state and memory, and lets it go on. A
+// paused machine stays paused.
 func (vm *VM) Capture(ctx context.Context) (*Image, error) {
 	if err := vm.takeTurn(ctx); err != nil {
 		return nil, fmt.Errorf("vmm: capture: %w", err)
 	}
 	defer vm.turn.give()
+	image, err := vm.captureStill()
+	if err == nil {
+		err = vm.compact(image)
+	}
+	if err != nil {
+		if image != nil {
+			image.Close()
+		}
+		return nil, fmt.Errorf("vmm: capture: %w", err)
+	}
+	return image, nil
+}
+
+// captureStill captures the machine while it stands still.
+func (vm *VM) captureStill() (*Image, error) {
 	begin := time.Now()
 	if !vm.paused {
 		vm.halt()
-		defer vm.proceed()
-	}
-	// It may have ended on its way to the halt.
-	if err := vm.err(); err != nil {
-		return nil, fmt.Errorf("vmm: capture: %w", err)
 	}
 	image, err := vm.captureHalted()
+	if !vm.paused {
+		vm.proceed()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("vmm: capture: %w", err)
+		return nil, err
 	}
 	image.pause = time.Since(begin)
+	// A machine that ended meanwhile reset its devices under our hands.
+	if err := vm.err(); err != nil {
+		image.Close()
+		return nil, err
+	}
 	return image, nil
 }
 
@@ -126,16 +221,33 @@ func (vm *VM) captureHalted() (*Image, error) {
 	}
 	image := &Image{cfg: vm.cfg, kvm: st, board: vm.board.save(), msrs: vm.msrs}
 	begin := time.Now()
-	if image.table, image.dirty, err = vm.mem.capture(); err != nil {
+	c, err := vm.mem.capture()
+	if err != nil {
 		return nil, err
 	}
+	image.table, image.dirty, image.copied = c.table, c.dirty, c.copied
 	image.capture = time.Since(begin)
 	return image, nil
 }
 
+// compact rewrites a table that has grown long, while the machine runs: the
+// layers it reads do not change. The machine's next capture builds on it.
+func (vm *VM) compact(i *Image) error {
+	if len(i.table.Extents()) <= maxExtents {
+		return nil
+	}
+	table, err := compactTable(i.table)
+	if err != nil {
+		return err
+	}
+	vm.mem.adoptCompact(table)
+	i.replace(table)
+	return nil
+}
+
 // Start starts a machine from the image and returns when its agent has
 // confirmed its identity. If ctx ends first the machine is closed.
-func (i *Image) Start(ctx context.Context) (*VM, error) {
+func (i *Image) Start(ctx context.Context, o StartOptions) (*VM, error) {
 	begin := time.Now()
 	table, err := i.retain()
 	if err != nil {
@@ -143,12 +255,20 @@ func (i *Image) Start(ctx context.Context) (*VM, error) {
 	}
 	defer table.Release()
 	cfg := i.cfg
-	cfg.Console = io.Discard // the parent's writer is the parent's
+	cfg.Hostname = cmp.Or(o.Hostname, cfg.Hostname)
+	cfg.Logger = cmp.Or(o.Logger, cfg.Logger)
+	cfg.Console, cfg.Trace = o.Console, o.Trace // the parent's are the parent's
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
 	vm, err := newVM(cfg, table)
 	if err != nil {
 		return nil, err
 	}
-	vm.timings = Timings{Create: time.Since(begin), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty}
+	vm.timings = Timings{
+		Create: time.Since(begin), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty, CopiedPages: i.copied,
+	}
 	if err := vm.goOn(ctx, begin, i); err != nil {
 		return nil, errors.Join(err, vm.Close())
 	}
@@ -173,7 +293,7 @@ func (vm *VM) goOn(ctx context.Context, begin time.Time, i *Image) error {
 	// After the IOAPIC was restored, or the edge would be overwritten.
 	vm.env().line(vmgenidGSI).Trigger()
 	vm.timings.Restore = time.Since(start)
-	vm.timings.FirstEntry = time.Since(begin)
+	vm.timings.StateReady = time.Since(begin)
 	vm.proceed()
 	if vm.cfg.noAgent {
 		return nil

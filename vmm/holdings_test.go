@@ -6,10 +6,12 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -68,23 +70,33 @@ func inMemoryOf(t testing.TB, living []*VM, line string) bool {
 	return false
 }
 
-// normal is the first vCPU's state less what may differ between two reads.
-func normal(st *kvmState) *vcpuState {
-	v := st.VCPUs[0]
-	v.Deadline = 0
-	return &v
-}
-
-func compareVCPUs(want, got *vcpuState) string {
+// compareStates says how two states differ, but for what may: the clocks, the
+// timer's deadline, and when the PIT was programmed.
+func compareStates(want, got *kvmState) string {
 	var b strings.Builder
-	for _, e := range want.MSRs {
-		for _, g := range got.MSRs {
-			if g.Index == e.Index && g.Data != e.Data {
-				fmt.Fprintf(&b, "MSR %#x: %#x, %#x\n", e.Index, e.Data, g.Data)
+	for i := range want.VCPUs {
+		w, g := want.VCPUs[i], got.VCPUs[i]
+		for k, e := range w.MSRs {
+			if g.MSRs[k] != e {
+				fmt.Fprintf(&b, "vCPU %d: MSR %#x: %#x, %#x\n", i, e.Index, e.Data, g.MSRs[k].Data)
 			}
 		}
+		w.MSRs, g.MSRs = nil, nil
+		w.TSC, g.TSC, w.Deadline, g.Deadline = 0, 0, 0, 0
+		b.WriteString(cmp.Diff(w, g))
 	}
-	w, g := *want, *got
-	w.MSRs, g.MSRs = nil, nil
+	w, g := want.Chips, got.Chips
+	w.Clock, g.Clock = kvm.ClockData{}, kvm.ClockData{}
+	for i := range w.PIT.Channels {
+		w.PIT.Channels[i].CountLoadTime, g.PIT.Channels[i].CountLoadTime = 0, 0
+	}
 	return b.String() + cmp.Diff(w, g)
+}
+
+// clocksApart is how much more or less has passed from one state to the other
+// on the counter than on the clock.
+func clocksApart(from, to *kvmState) time.Duration {
+	tsc := nanoseconds(to.VCPUs[0].TSC-from.VCPUs[0].TSC, from.VCPUs[0].TSCKHz)
+	clock := to.Chips.Clock.Clock - from.Chips.Clock.Clock
+	return (time.Duration(tsc) - time.Duration(clock)).Abs()
 }

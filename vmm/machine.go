@@ -53,12 +53,14 @@ type Timings struct {
 	Create     time.Duration // KVM's objects, memory mapped
 	Load       time.Duration // boot: kernel and initramfs in memory
 	Restore    time.Duration // fork: state written to KVM and devices
-	FirstEntry time.Duration // from the start of the call to KVM_RUN
+	StateReady time.Duration // from the start of the call until the vCPUs could run
 	AgentReady time.Duration // from the start of the call to the agent's confirmation
 
-	Pause      time.Duration // fork: how long the parent stood still
-	Capture    time.Duration // fork: the part of Pause that copied memory
-	DirtyPages int64         // fork: pages the parent had written since its last capture
+	Pause   time.Duration // fork: how long the parent stood still
+	Capture time.Duration // fork: the part of Pause that copied memory
+	// fork: pages the parent had written since its last capture, and pages
+	// that the capture copied
+	DirtyPages, CopiedPages int64
 }
 
 // Start boots a machine and returns when the agent in it has confirmed its
@@ -89,7 +91,11 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 // newVM makes a machine whose vCPUs are parked and whose board is empty.
 func newVM(cfg Config, table *snapshot.Table) (*VM, error) {
 	vm := &VM{cfg: cfg, console: newConsole(cfg.Console), turn: newTurn(), ended: make(chan struct{})}
-	fail := func(c *vcpu, err error) { vm.stop(vm.crash(c, err.Error())) }
+	fail := func(c *vcpu, err error) {
+		o := vm.crash(c, err.Error())
+		o.Cause = err
+		vm.stop(o)
+	}
 	shell, err := newShell(cfg.KVM, cfg.VCPUs, table, vm.handleExit, fail)
 	if err != nil {
 		return nil, err
@@ -125,6 +131,7 @@ func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
 		return err
 	}
 	vm.timings.Load = time.Since(start)
+	vm.cfg.Initramfs = nil // it is in the guest's memory; no child needs it
 	if vm.cfg.noAgent {
 		vm.run()
 		return nil
@@ -134,7 +141,7 @@ func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
 		return fmt.Errorf("vmm: wait for the agent: %w", err)
 	}
 	defer ready.Close()
-	vm.timings.FirstEntry = time.Since(begin)
+	vm.timings.StateReady = time.Since(begin)
 	vm.run()
 	if err := vm.awaitAgent(ctx, ready); err != nil {
 		return fmt.Errorf("vmm: boot: %w", err)
@@ -207,8 +214,8 @@ func (vm *VM) stop(o Outcome) {
 			c.park()
 		}
 		vm.outcome = vm.finish(o)
+		vm.cfg.Logger.Info("machine ended", "outcome", vm.outcome.Err, "detail", vm.outcome.Detail)
 		close(vm.ended)
-		vm.cfg.Logger.Info("machine ended", "outcome", o.Err, "detail", o.Detail)
 	}()
 }
 
@@ -250,9 +257,12 @@ func (vm *VM) Wait(ctx context.Context) error {
 	}
 }
 
+// Done is closed when the machine has ended.
+func (vm *VM) Done() <-chan struct{} { return vm.ended }
+
 // Close ends the machine if it still runs, and frees all it had: threads,
 // descriptors, memory. Further calls do nothing. It is bounded: a guest
-// cannot delay it.
+// cannot delay it, only a [Config] Trace or Console that blocks.
 func (vm *VM) Close() error {
 	vm.closing.Do(func() {
 		vm.stop(Outcome{Err: ErrClosed})

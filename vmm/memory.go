@@ -23,18 +23,29 @@ var errNotRAM = errors.New("vmm: guest address is not RAM")
 // the gap, 1 GiB less above.
 type memory struct {
 	ram   []byte
-	table *snapshot.Table // what is mapped; guarded by the machine's capture lock
+	table *snapshot.Table // what is mapped; guarded by the machine's turn
+
+	// compact describes the same bytes as table in fewer extents; nil if
+	// there is no such. Guarded by the machine's turn.
+	compact *snapshot.Table
+
+	mappings int64 // share of the budget of that name
 }
 
 // mapMemory reserves a range and maps table into it. It takes a reference on
 // the table.
 func mapMemory(table *snapshot.Table) (*memory, error) {
+	m := new(memory)
+	if err := mappings.resize(&m.mappings, mappingsOf(table)); err != nil {
+		return nil, err
+	}
 	ram, err := unix.Mmap(-1, 0, int(table.Size()), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
+		m.close()
 		return nil, fmt.Errorf("vmm: reserve %d MiB of guest memory: %w", table.Size()>>20, err)
 	}
-	m := &memory{ram: ram, table: table.Retain()}
+	m.ram, m.table = ram, table.Retain()
 	if len(table.Extents()) > 0 {
 		m.useSmallPages()
 	}
@@ -64,11 +75,13 @@ func (m *memory) overlay(e snapshot.Extent) error {
 }
 
 func (m *memory) close() error {
+	_ = mappings.resize(&m.mappings, 0)
 	if m.ram == nil {
 		return nil
 	}
 	err := unix.Munmap(m.ram)
 	m.ram = nil
+	m.forgetCompact()
 	m.table.Release()
 	return err
 }

@@ -87,11 +87,12 @@ func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) {
 	model := make([]byte, pages*pageSize)
 	for round := range 20 {
 		scribble(parent, model, 1+rng.Intn(300))
-		table, dirty, err := parent.capture()
+		c, err := parent.capture()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if dirty == 0 {
+		table := c.table
+		if c.dirty == 0 {
 			t.Fatalf("round %d: nothing found to capture", round)
 		}
 		frozen := bytes.Clone(model)
@@ -119,12 +120,12 @@ func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) {
 	}
 	capture := func() int64 {
 		t.Helper()
-		table, dirty, err := m.capture()
+		c, err := m.capture()
 		if err != nil {
 			t.Fatal(err)
 		}
-		table.Release()
-		return dirty
+		c.table.Release()
+		return c.dirty
 	}
 	// Before the first capture the kernel may use huge pages.
 	if n := capture(); n < 4 {
@@ -141,25 +142,74 @@ func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) {
 	}
 }
 
-func TestLongTablesAreRewritten(t *testing.T) {
+// TestCompactTables rewrites a table again and again; the memory goes on from
+// what was rewritten.
+func TestCompactTables(t *testing.T) {
 	const pages = 8192
 	m := newMemory(t, pages*pageSize)
 	rng := rand.New(rand.NewSource(3))
-	for range 30 {
+	for range 15 {
 		for range 200 {
 			m.ram[rng.Intn(pages)*pageSize] = byte(rng.Int())
 		}
-		table, _, err := m.capture()
+		c, err := m.capture()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(table.Extents()); n > maxExtents {
-			t.Errorf("a table of %d extents", n)
+		compact, err := compactTable(c.table)
+		if err != nil {
+			t.Fatal(err)
 		}
-		child := mapped(t, table)
-		table.Release()
-		if !bytes.Equal(child.ram, m.ram) {
-			t.Fatal("child differs")
+		if n := len(compact.Extents()); n > fewExtents {
+			t.Errorf("%d extents after a rewrite", n)
+		}
+		m.adoptCompact(compact)
+		child, other := mapped(t, c.table), mapped(t, compact)
+		if !bytes.Equal(child.ram, m.ram) || !bytes.Equal(other.ram, m.ram) {
+			t.Fatal("children differ")
+		}
+		c.table.Release()
+		compact.Release()
+	}
+}
+
+// TestCaptureCopiesLittleMoreThanIsDirty scatters pages so that no two have
+// a short gap between them.
+func TestCaptureCopiesLittleMoreThanIsDirty(t *testing.T) {
+	m := newMemory(t, 1<<30)
+	for _, n := range []int64{1, 65, 500, maxRuns} {
+		for i := range n {
+			m.ram[i*(1<<30/n)+64] = byte(n)
+		}
+		c, err := m.capture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.table.Release()
+		if c.dirty > 1 && n > 1 && c.dirty < n || c.copied > c.dirty+n*maxGap {
+			t.Errorf("%d pages written: %d dirty, %d copied", n, c.dirty, c.copied)
+		}
+		m.useSmallPages()
+	}
+}
+
+func TestCaptureOnBothSidesOfTheGap(t *testing.T) {
+	m := newMemory(t, 4<<30)
+	for i, gpa := range []uint64{0, gapStart - pageSize, gapEnd, 5<<30 - pageSize} {
+		if err := m.write(gpa, []byte{byte(i + 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := m.capture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := mapped(t, c.table)
+	c.table.Release()
+	for i, gpa := range []uint64{0, gapStart - pageSize, gapEnd, 5<<30 - pageSize} {
+		p, err := child.Slice(gpa, 1)
+		if err != nil || p[0] != byte(i+1) {
+			t.Errorf("%#x: %v, %v", gpa, p, err)
 		}
 	}
 }
@@ -205,9 +255,13 @@ func TestCoalesce(t *testing.T) {
 		}
 		limit := 1 + rng.Intn(50)
 		in := slices.Clone(runs)
-		out := coalesce(runs, limit)
+		gap := int64(rng.Intn(4))
+		out := coalesce(runs, gap, limit)
 		if len(out) > limit {
 			t.Fatalf("%d runs, limit %d", len(out), limit)
+		}
+		if gap == 0 && len(out) < min(len(runs), limit) {
+			t.Fatalf("%d of %d runs left, limit %d", len(out), len(runs), limit)
 		}
 		if !slices.Equal(in, runs) {
 			t.Fatal("the input was changed")

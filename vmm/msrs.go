@@ -41,8 +41,25 @@ func excludedMSR(index uint32) string {
 	return ""
 }
 
-// msrList is what is saved of a vCPU's MSRs: KVM's own list, less those that
-// are excluded and those that this vCPU does not have.
+// unlistedMSRs are state that KVM keeps and does not list: memory type ranges
+// (IA32_MTRR_*) and the control registers of machine check banks
+// (IA32_MCi_CTL), which Linux writes at boot.
+func unlistedMSRs() []uint32 {
+	msrs := []uint32{0x250, 0x258, 0x259, 0x2ff}
+	for i := range uint32(16) {
+		msrs = append(msrs, 0x200+i) // MTRR_PHYSBASEn, MTRR_PHYSMASKn
+	}
+	for i := range uint32(8) {
+		msrs = append(msrs, 0x268+i) // MTRR_FIX4K_*
+	}
+	for i := range uint32(32) {
+		msrs = append(msrs, 0x400+4*i) // MCi_CTL
+	}
+	return msrs
+}
+
+// msrList is what is saved of a vCPU's MSRs: KVM's own list and the unlisted
+// ones, less those that are excluded and those that this vCPU does not have.
 type msrList struct{ indices []uint32 }
 
 // newMSRList asks a vCPU of the guest's CPUID, which decides what it has.
@@ -51,6 +68,7 @@ func newMSRList(s *shell) (*msrList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vmm: KVM_GET_MSR_INDEX_LIST: %w", err)
 	}
+	all = append(all, unlistedMSRs()...)
 	slices.Sort(all)
 	var l msrList
 	c := s.vcpus[0]
@@ -117,9 +135,11 @@ const (
 	timerMasked       = 1 << 16
 )
 
-func usesDeadline(l *kvm.LAPICState) bool {
+// deadlineTimer tells whether the timer counts to a deadline, and whether its
+// interrupt is let through.
+func deadlineTimer(l *kvm.LAPICState) (deadline, unmasked bool) {
 	lvt := l.Register(lapicLVTTimer)
-	return lvt&timerModeMask == timerModeDeadline && lvt&timerMasked == 0
+	return lvt&timerModeMask == timerModeDeadline, lvt&timerMasked == 0
 }
 
 // readDeadline reads the timer's deadline. KVM reports 0 for one that has
@@ -127,11 +147,12 @@ func usesDeadline(l *kvm.LAPICState) bool {
 // is replaced by the present, so the restored timer fires at once. One tick
 // too many is harmless, one too few stops a guest for ever.
 func readDeadline(c *kvm.VCPU, st *vcpuState) (uint64, error) {
-	if !usesDeadline(&st.LAPIC) {
+	deadline, unmasked := deadlineTimer(&st.LAPIC)
+	if !deadline {
 		return 0, nil
 	}
 	d, err := readMSR(c, msrTSCDeadline)
-	if err == nil && d == 0 {
+	if err == nil && d == 0 && unmasked {
 		d = max(st.TSC, 1)
 	}
 	return d, err

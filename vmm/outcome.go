@@ -22,6 +22,7 @@ var (
 // Outcome is how a machine ended. It wraps one of the errors above.
 type Outcome struct {
 	Err     error  // one of ErrPowerOff, ErrReset, ErrPanic, ErrCrash, ErrClosed
+	Cause   error  // of a crash: what KVM answered; may be nil
 	Detail  string // what happened, for people
 	Console string // the end of what the guest wrote to its console
 }
@@ -38,8 +39,13 @@ func (o *Outcome) Error() string {
 	return s
 }
 
-// Unwrap returns Err.
-func (o *Outcome) Unwrap() error { return o.Err }
+// Unwrap returns Err and Cause.
+func (o *Outcome) Unwrap() []error {
+	if o.Cause == nil {
+		return []error{o.Err}
+	}
+	return []error{o.Err, o.Cause}
+}
 
 // consoleEnd is the last lines of a console as the end of an error's text, ""
 // if there are none.

@@ -74,25 +74,45 @@ func appendRun(runs []run, r run) []run {
 	return append(runs, r)
 }
 
-// coalesce joins the runs with the smallest gaps between them until at most
-// limit are left. The clean pages in the gaps are copied along: correct, only
-// more. It bounds the number of mappings a child needs, of which a process
-// has 65,530 by default (vm.max_map_count).
-func coalesce(runs []run, limit int) []run {
-	if len(runs) <= limit {
-		return runs
+// coalesce joins runs whose gap is at most maxGap pages, and then those with
+// the smallest gaps, until at most limit are left. The clean pages in the gaps
+// are copied along: correct, only more. A mapping costs every child about as
+// much time as copying a few pages does, and its process one of the mappings
+// it may have.
+func coalesce(runs []run, maxGap int64, limit int) []run {
+	out := joinGaps(runs, maxGap*pageSize, len(runs))
+	if len(out) <= limit {
+		return out
 	}
-	gaps := make([]int64, 0, len(runs)-1)
-	for i := 1; i < len(runs); i++ {
-		gaps = append(gaps, runs[i].start-runs[i-1].end)
+	gaps := make([]int64, 0, len(out)-1)
+	for i := 1; i < len(out); i++ {
+		gaps = append(gaps, out[i].start-out[i-1].end)
 	}
 	slices.Sort(gaps)
-	widest := gaps[len(runs)-limit-1]
-	out := []run{runs[0]}
-	for _, r := range runs[1:] {
-		if last := &out[len(out)-1]; r.start-last.end <= widest {
-			last.end = r.end
-			continue
+	excess := len(out) - limit
+	widest := gaps[excess-1]
+	// Gaps as wide as the widest to be joined: no more than are needed.
+	ties := excess
+	for ties > 0 && gaps[excess-ties] != widest {
+		ties--
+	}
+	return joinGaps(out, widest, ties)
+}
+
+// joinGaps joins runs whose gap is narrower than widest, and the first ties of
+// those whose gap is just as wide.
+func joinGaps(runs []run, widest int64, ties int) []run {
+	var out []run
+	for _, r := range runs {
+		if n := len(out); n > 0 {
+			gap := r.start - out[n-1].end
+			if gap < widest || gap == widest && ties > 0 {
+				if gap == widest {
+					ties--
+				}
+				out[n-1].end = r.end
+				continue
+			}
 		}
 		out = append(out, r)
 	}

@@ -14,6 +14,9 @@ func (t turn) take() { t <- struct{}{} }
 func (t turn) give() { <-t }
 
 func (t turn) takeContext(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err // even if it is our turn
+	}
 	select {
 	case t <- struct{}{}:
 		return nil

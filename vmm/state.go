@@ -111,6 +111,7 @@ func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
 //   - SREGS before LAPIC: APIC_BASE in it selects the layout of the LAPIC.
 //   - SREGS before XCRS: CR4.OSXSAVE must be on.
 //   - REGS before VCPU_EVENTS: setting REGS clears pending exceptions.
+//   - TSC_KHZ before the TSC, which it scales.
 //   - CLOCK before the TSC, which is set to agree with it: a guest that finds
 //     its two clocks apart takes the TSC for broken.
 //   - TSC before its deadline: the deadline is compared when it is written.
@@ -123,10 +124,10 @@ func (s *shell) restoreKVM(st *kvmState) error {
 	if len(st.VCPUs) != len(s.vcpus) {
 		return fmt.Errorf("vmm: state of %d vCPUs for a machine of %d", len(st.VCPUs), len(s.vcpus))
 	}
-	if err := s.vm.SetClock(&st.Chips.Clock); err != nil {
-		return fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	if err := s.onAll(func(c *vcpu) error { return matchTSCKHz(c.kvm, st.VCPUs[c.id].TSCKHz) }); err != nil {
+		return err
 	}
-	offset, err := s.tscOffset(st)
+	offset, err := s.restoreClocks(st)
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,10 @@ func matchTSCKHz(c *kvm.VCPU, want uint32) error {
 	if uint64(diff)*1e6 <= uint64(want)*250 {
 		return nil
 	}
-	return c.SetTSCKHz(want)
+	if err := c.SetTSCKHz(want); err != nil {
+		return fmt.Errorf("KVM_SET_TSC_KHZ: %w", err)
+	}
+	return nil
 }
 
 func restoreVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, tscOffset uint64) error {
@@ -165,7 +169,6 @@ func restoreVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, tscOffset uint64) er
 		{"XCRS", func() error { return c.SetXCRs(&st.XCRs) }},
 		{"DEBUGREGS", func() error { return c.SetDebugRegs(&st.DebugRegs) }},
 		{"LAPIC", func() error { return c.SetLAPIC(&st.LAPIC) }},
-		{"TSC_KHZ", func() error { return matchTSCKHz(c, st.TSCKHz) }},
 		{"TSC_OFFSET", func() error { return c.SetTSCOffset(tscOffset) }},
 		{"MSRS", func() error { return writeMSRs(c, st.MSRs) }},
 		{"TSC_DEADLINE", func() error { return writeDeadline(c, st) }},

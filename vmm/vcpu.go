@@ -44,14 +44,23 @@ type vcpu struct {
 	done   chan struct{} // closed when the thread is gone
 	tid    atomic.Int64
 	parked bool // owned by the thread
-	quit   bool // owned by the thread
+
+	// spurious is how often the first KVM_RUN may fail with ENOMEM before
+	// that is believed: some kernels answer so once. Owned by the thread.
+	spurious int
+
+	threads int64 // share of the budget of that name
+	quit    bool  // owned by the thread
 }
 
 // newVCPU starts the thread and makes the vCPU on it.
 func newVCPU(vm *kvm.VM, id int, exit func(*vcpu) bool, fail func(*vcpu, error)) (*vcpu, error) {
 	c := &vcpu{
-		id: id, exit: exit, fail: fail, parked: true,
+		id: id, exit: exit, fail: fail, parked: true, spurious: 3,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	if err := threads.resize(&c.threads, 1); err != nil {
+		return nil, err
 	}
 	made := make(chan error)
 	go func() {
@@ -68,6 +77,7 @@ func newVCPU(vm *kvm.VM, id int, exit func(*vcpu) bool, fail func(*vcpu, error))
 		close(c.done)
 	}()
 	if err := <-made; err != nil {
+		_ = threads.resize(&c.threads, 0)
 		return nil, fmt.Errorf("vmm: vCPU %d: %w", id, err)
 	}
 	return c, nil
@@ -81,10 +91,13 @@ func (c *vcpu) loop() {
 	for !c.quit {
 		switch err := c.kvm.Run(); {
 		case err == nil:
+			c.spurious = 0
 			if !c.exit(c) {
 				c.parked = true
 				c.drain()
 			}
+		case errors.Is(err, unix.ENOMEM) && c.spurious > 0:
+			c.spurious--
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 			// EINTR is a kick, or Go's own preemption signal, which is
 			// the same one. EAGAIN is an application processor that got
@@ -171,5 +184,6 @@ func (c *vcpu) unpark(stopped func() bool) { c.post(func() { c.parked = stopped(
 func (c *vcpu) close() error {
 	c.post(func() { c.quit = true })
 	<-c.done
+	_ = threads.resize(&c.threads, 0)
 	return c.kvm.Close()
 }

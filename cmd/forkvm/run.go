@@ -167,7 +167,7 @@ func printStats(w io.Writer, vm *vmm.VM) {
 	t, s := vm.Timings(), vm.Stats()
 	fmt.Fprintf(w, "create %v, load %v, first entry after %v, agent ready after %v\n",
 		t.Create.Round(time.Microsecond), t.Load.Round(time.Microsecond),
-		t.FirstEntry.Round(time.Microsecond), t.AgentReady.Round(time.Microsecond))
+		t.StateReady.Round(time.Microsecond), t.AgentReady.Round(time.Microsecond))
 	fmt.Fprintf(w, "exits: port read %d, port write %d, mmio read %d, mmio write %d, interrupted %d, other %d\n",
 		s.PIORead, s.PIOWrite, s.MMIORead, s.MMIOWrite, s.Interrupted, s.Other)
 	fmt.Fprintf(w, "accesses that no device answered: read %d, write %d\n", s.UnmatchedRead, s.UnmatchedWrite)

@@ -23,7 +23,7 @@ func newReport(parent *vmm.VM, children []*vmm.VM) *Report {
 		t := c.Timings()
 		r.Forks = append(r.Forks, Fork{
 			ID:           i + 1,
-			StateReadyUS: microseconds(t.FirstEntry),
+			StateReadyUS: microseconds(t.StateReady),
 			FirstReplyMS: milliseconds(t.AgentReady), // less the exec, which is to come
 		})
 	}
