@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 )
 
 // scenario is one thing to measure. A round runs each once.
@@ -77,6 +78,13 @@ func runRounds(ctx context.Context, o options, list []scenario, r *recorder) err
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, o.warmup+o.rounds, s.name)
+			// A machine that was closed is still being freed, at the
+			// expense of whoever comes next.
+			select {
+			case <-time.After(o.settle):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 			one, cancel := context.WithTimeout(ctx, o.timeout)
 			err := s.run(one, r)
 			cancel()

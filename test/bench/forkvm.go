@@ -59,7 +59,7 @@ func (f *forkvm) coldBoot(ctx context.Context, r *recorder) error {
 	for _, m := range []struct {
 		metric string
 		d      time.Duration
-	}{{stateReady, t.FirstEntry}, {agentReady, t.AgentReady}, {firstReply, replied}} {
+	}{{stateReady, t.StateReady}, {agentReady, t.AgentReady}, {firstReply, replied}} {
 		r.add(key{"cold-boot", m.metric, 1, 0}, m.d, 0)
 	}
 	if r.off {
@@ -120,7 +120,7 @@ func (f *forkvm) forkOnce(ctx context.Context, r *recorder, n int) error {
 		if i == 0 {
 			r.add(key{"fork", pause, n, 1}, t.Pause, t.DirtyPages)
 		}
-		r.add(key{"fork", stateReady, n, 1}, t.Pause+t.FirstEntry, t.DirtyPages)
+		r.add(key{"fork", stateReady, n, 1}, t.Pause+t.StateReady, t.DirtyPages)
 		r.add(key{"fork", agentReady, n, 1}, t.Pause+t.AgentReady, t.DirtyPages)
 		r.add(key{"fork", firstReply, n, 1}, replies[i], t.DirtyPages)
 		errs = append(errs, c.Close())

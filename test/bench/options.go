@@ -22,6 +22,7 @@ type options struct {
 	memoryMiB      int
 	forks          []int
 	timeout        time.Duration
+	settle         time.Duration
 }
 
 // scenarioNames are all scenarios, in the order of a round.
@@ -40,6 +41,7 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.qemu, "qemu", "qemu-system-x86_64", "QEMU `program` of qemu-boot")
 	fs.StringVar(&o.cmdline, "cmdline", os.Getenv("FORKVM_CMDLINE"), "`options` to append to every guest's command line ($FORKVM_CMDLINE)")
 	fs.IntVar(&o.memoryMiB, "memory", 256, "memory of every guest in `MiB`")
+	fs.DurationVar(&o.settle, "settle", 500*time.Millisecond, "pause before each measurement, for what the one before left to the kernel")
 	fs.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long one boot or fork may take")
 	if err := fs.Parse(args); err != nil {
 		return o, err

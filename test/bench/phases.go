@@ -31,7 +31,7 @@ func (p *phases) add(ctx context.Context, vm *vmm.VM, reply time.Duration) error
 	p.boots = append(p.boots, []phase{
 		{"host: KVM's objects made, memory mapped", t.Create},
 		{"host: kernel and initramfs loaded (duration)", t.Load},
-		{"host: first entry into the guest", t.FirstEntry},
+		{"host: first entry into the guest", t.StateReady},
 		{"guest: kernel done, agent's first instruction", b.Start},
 		{"guest: file systems mounted", b.Mounted},
 		{"guest: modules loaded", b.Modules},
