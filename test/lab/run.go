@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkvm/forkvm/initrd"
 	"github.com/forkvm/forkvm/test/lab/internal/image"
 	"github.com/forkvm/forkvm/test/lab/internal/machine"
 	"github.com/forkvm/forkvm/test/lab/internal/session"
@@ -171,7 +172,14 @@ func (j *job) inside(ctx context.Context, m *machine.Machine, s *session.Session
 		}
 		defer m.Unforward(context.WithoutCancel(ctx), f.host)
 	}
-	exit, err := s.Run(ctx, j.command)
+	// The kernels are at the same path inside, which the program there cannot know.
+	cache, err := initrd.CacheDir()
+	if err != nil {
+		return session.Exit{}, err
+	}
+	command := j.command
+	command.Env = append([]string{"FORKVM_CACHE=" + cache}, command.Env...)
+	exit, err := s.Run(ctx, command)
 	if err != nil {
 		return exit, err
 	}
