@@ -42,6 +42,7 @@ const (
 // helperState is what a helper says of itself.
 type helperState struct {
 	PID     int
+	Now     time.Time     // on the wall clock
 	Hash    string        // of a buffer of random bytes that is only in memory
 	Counter uint64        // of a loop that is busy for a millisecond in fifty
 	Ticks   uint64        // of a loop that sleeps 20 ms between two
@@ -118,7 +119,7 @@ func helperServe() error {
 		}
 		sum := sha256.Sum256(buf)
 		err = json.NewEncoder(c).Encode(helperState{
-			PID: os.Getpid(), Hash: fmt.Sprintf("%x", sum[:8]), Counter: counter.Load(),
+			PID: os.Getpid(), Now: time.Now(), Hash: fmt.Sprintf("%x", sum[:8]), Counter: counter.Load(),
 			Ticks: ticks.Load(), Back: back.Load(), MaxGap: time.Duration(gap.Load()),
 		})
 		if err != nil {

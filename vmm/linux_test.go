@@ -313,7 +313,8 @@ func TestEightChildrenGoTheirOwnWays(t *testing.T) {
 	if err := parent.Agent().FS().WriteFile("/root/file", []byte("of the parent"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before := ask(t, parent, "state")
+	output(t, parent, "sh", "-c", "for d in 1 2 3; do mkdir -p /root/tree/$d; for f in a b c; do echo $d$f > /root/tree/$d/$f; done; done")
+	before, tree := ask(t, parent, "state"), hashTree(t, parent)
 	processes := output(t, parent, "ps")
 	children := forks(t, parent, 8)
 	t.Logf("first child: %+v", children[0].Timings())
@@ -328,8 +329,8 @@ func TestEightChildrenGoTheirOwnWays(t *testing.T) {
 		if later := ask(t, c, "state"); later.Counter <= s.Counter || later.Ticks < s.Ticks || later.Back != 0 {
 			t.Errorf("child %d: the helper stands still: %+v then %+v", i, s, later)
 		}
-		if got, err := c.Agent().FS().ReadFile("/root/file"); err != nil || string(got) != "of the parent" {
-			t.Errorf("child %d: file %q, %v", i, got, err)
+		if got := hashTree(t, c); got != tree {
+			t.Errorf("child %d: files are %s, were %s", i, got, tree)
 		}
 		if !strings.Contains(processes, fmt.Sprint(s.PID)) {
 			t.Errorf("process %d is not in %s", s.PID, processes)
@@ -337,7 +338,7 @@ func TestEightChildrenGoTheirOwnWays(t *testing.T) {
 	}
 	// Everybody writes, nobody sees the others' writes.
 	all := append(children, parent)
-	hashes := make(map[string]int)
+	hashes, trees := make(map[string]int), map[string]int{tree: 0}
 	for i, vm := range all {
 		hashes[ask(t, vm, "scribble").Hash]++
 		if err := vm.Agent().FS().WriteFile("/root/file", fmt.Append(nil, i), 0o644); err != nil {
@@ -354,7 +355,18 @@ func TestEightChildrenGoTheirOwnWays(t *testing.T) {
 		if h := ask(t, vm, "state").Hash; hashes[h] != 1 {
 			t.Errorf("machine %d has a hash of another", i)
 		}
+		h := hashTree(t, vm)
+		if j, dup := trees[h]; dup {
+			t.Errorf("machines %d and %d have the same files", i, j)
+		}
+		trees[h] = i
 	}
+}
+
+// hashTree is a hash of the names and contents of all files below /root.
+func hashTree(t testing.TB, vm *VM) string {
+	t.Helper()
+	return output(t, vm, "sh", "-c", "find /root -type f | sort | xargs sha256sum | sha256sum")
 }
 
 func TestChainOfForksFiveDeep(t *testing.T) {
@@ -425,15 +437,14 @@ func TestChildrenDrawDifferentRandomness(t *testing.T) {
 }
 
 func TestWallClockOfChildren(t *testing.T) {
-	for i, vm := range forks(t, minimal.fork(t), 4) {
+	parent := minimal.fork(t)
+	startHelper(t, parent)
+	const off = 500 * time.Millisecond
+	for i, vm := range append(forks(t, parent, 4), parent) {
 		before := time.Now()
-		out := output(t, vm, "date", "+%s")
-		after := time.Now()
-		var sec int64
-		fmt.Sscan(out, &sec)
-		got := time.Unix(sec, 0)
-		if got.Before(before.Add(-1500*time.Millisecond)) || got.After(after.Add(500*time.Millisecond)) {
-			t.Errorf("child %d: its clock says %v, between %v and %v", i, got, before, after)
+		got := ask(t, vm, "state").Now
+		if after := time.Now(); got.Before(before.Add(-off)) || got.After(after.Add(off)) {
+			t.Errorf("machine %d: its clock says %v, between %v and %v", i, got, before, after)
 		}
 	}
 }
