@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/u-root/u-root/pkg/kmodule"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/guestagent/agent/applet"
@@ -148,18 +147,21 @@ func loadModules(list string) []error {
 	return errs
 }
 
-// loadModule loads one module. A plain one is the kernel's to read, so that
-// its bytes never pass through this process's memory.
+// loadModule loads one module. Its bytes are the kernel's to read, and to
+// decompress if need be (Linux 5.17, CONFIG_MODULE_DECOMPRESS). Package initrd
+// packs plain ones; decompressors in this process would cost each command that
+// it runs, being the same program, the time to set them up.
 func loadModule(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if filepath.Ext(path) == ".ko" {
-		return unix.FinitModule(int(f.Fd()), "", 0)
+	flags := 0
+	if filepath.Ext(path) != ".ko" {
+		flags = unix.MODULE_INIT_COMPRESSED_FILE
 	}
-	return kmodule.FileInit(f, "", 0)
+	return unix.FinitModule(int(f.Fd()), "", flags)
 }
 
 // loopbackUp brings up lo, which gets its addresses by itself then.
