@@ -262,7 +262,7 @@ func (i *Image) Start(ctx context.Context, o StartOptions) (*VM, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	vm, err := newVM(cfg, table)
+	vm, err := newVM(cfg, table, i.kvm.CPUID)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/forkvm/forkvm/devices/acpi"
 	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/guestagent/proto"
+	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -77,7 +78,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	}
 	table := snapshot.NewTable(cfg.Memory)
 	defer table.Release()
-	vm, err := newVM(cfg, table)
+	vm, err := newVM(cfg, table, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -88,15 +89,16 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	return vm, nil
 }
 
-// newVM makes a machine whose vCPUs are parked and whose board is empty.
-func newVM(cfg Config, table *snapshot.Table) (*VM, error) {
+// newVM makes a machine whose vCPUs are parked and whose board is empty. See
+// newShell for cpuid.
+func newVM(cfg Config, table *snapshot.Table, cpuid []kvm.CPUIDEntry2) (*VM, error) {
 	vm := &VM{cfg: cfg, console: newConsole(cfg.Console), turn: newTurn(), ended: make(chan struct{})}
 	fail := func(c *vcpu, err error) {
 		o := vm.crash(c, err.Error())
 		o.Cause = err
 		vm.stop(o)
 	}
-	shell, err := newShell(cfg.KVM, cfg.VCPUs, table, vm.handleExit, fail)
+	shell, err := newShell(cfg.KVM, cfg.VCPUs, table, cpuid, vm.handleExit, fail)
 	if err != nil {
 		return nil, err
 	}

@@ -249,7 +249,7 @@ func TestForkStateIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.Release()
-	child, err := newVM(image.cfg, table)
+	child, err := newVM(image.cfg, table, image.kvm.CPUID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,14 +16,17 @@ type shell struct {
 	mem   *memory
 	vcpus []*vcpu
 
-	xsaveSize int // bytes of a vCPU's XSAVE area
+	cpuid     []kvm.CPUIDEntry2 // what the guest sees, but for what differs by vCPU
+	xsaveSize int               // bytes of a vCPU's XSAVE area
 }
 
-// newShell builds a shell over the memory that table describes.
+// newShell builds a shell over the memory that table describes. Its guest sees
+// the CPU that cpuid describes: that of the machine it goes on from, nil for
+// one that boots.
 //
 // Memslots come right after KVM_CREATE_VM: registering them after the
 // interrupt chips costs a grace period, 7 ms, on Linux 6.18 (commit 7d9a0273).
-func newShell(path string, vcpus int, table *snapshot.Table, exit func(*vcpu) bool, fail func(*vcpu, error)) (s *shell, err error) {
+func newShell(path string, vcpus int, table *snapshot.Table, cpuid []kvm.CPUIDEntry2, exit func(*vcpu) bool, fail func(*vcpu, error)) (s *shell, err error) {
 	if err := checkSIGURG(); err != nil {
 		return nil, err
 	}
@@ -36,12 +39,13 @@ func newShell(path string, vcpus int, table *snapshot.Table, exit func(*vcpu) bo
 	if s.sys, err = kvm.Open(path); err != nil {
 		return s, fmt.Errorf("vmm: %w", err)
 	}
-	if err := checkAPI(s.sys); err != nil {
-		return s, err
-	}
-	cpuid, err := guestCPUID(s.sys)
-	if err != nil {
-		return s, err
+	if s.cpuid = cpuid; s.cpuid == nil {
+		if err := checkAPI(s.sys); err != nil {
+			return s, err
+		}
+		if s.cpuid, err = guestCPUID(s.sys); err != nil {
+			return s, err
+		}
 	}
 	if s.vm, err = s.sys.CreateVM(); err != nil {
 		return s, fmt.Errorf("vmm: create VM: %w", err)
@@ -65,7 +69,7 @@ func newShell(path string, vcpus int, table *snapshot.Table, exit func(*vcpu) bo
 		}
 		s.vcpus = append(s.vcpus, c)
 		var setErr error
-		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(cpuid, i, vcpus)) })
+		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(s.cpuid, i, vcpus)) })
 		if setErr != nil {
 			return s, fmt.Errorf("vmm: vCPU %d: CPUID: %w", i, setErr)
 		}

@@ -33,6 +33,7 @@ type chipState struct {
 
 // kvmState is everything that KVM knows of a machine, less its memory.
 type kvmState struct {
+	CPUID []kvm.CPUIDEntry2 // less what differs by vCPU
 	VCPUs []vcpuState
 	Chips chipState
 }
@@ -45,7 +46,7 @@ type kvmState struct {
 // thread, then the chips: reading MP_STATE can change the LAPIC, and a device
 // that went quiet may have raised a last interrupt.
 func (s *shell) saveKVM(msrs *msrList) (*kvmState, error) {
-	st := &kvmState{VCPUs: make([]vcpuState, len(s.vcpus))}
+	st := &kvmState{CPUID: s.cpuid, VCPUs: make([]vcpuState, len(s.vcpus))}
 	now, err := s.readClocks()
 	if err != nil {
 		return nil, err
