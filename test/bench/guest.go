@@ -12,7 +12,7 @@ import (
 
 // baseCmdline is what vmm gives its guests; the baselines get the same.
 const baseCmdline = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 pci=off random.trust_cpu=on " +
-	"no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1"
+	"no_timer_check noreplace-smp cryptomgr.notests rcupdate.rcu_expedited=1"
 
 // benchInit is the path of the baselines' init in the initramfs.
 const benchInit = "/bench-init"
