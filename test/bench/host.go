@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/kvm/probe"
@@ -32,7 +31,7 @@ func readHost() (host, error) {
 	}
 	return host{
 		kvm: flavor(info), where: where(), kernel: info.Kernel, cpu: info.CPU,
-		cpus: runtime.NumCPU(), commit: commit(),
+		cpus: runtime.NumCPU(), commit: commit,
 	}, nil
 }
 
@@ -55,20 +54,6 @@ func where() string {
 	return "native"
 }
 
-// commit is the revision that this program was built from.
-func commit() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	rev, dirty := "unknown", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			rev = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "-dirty"
-		}
-	}
-	return rev + dirty
-}
+// commit is the revision that this program was built from; set when it is
+// linked.
+var commit = "unknown"
