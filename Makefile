@@ -12,7 +12,7 @@ LAB_PACKAGES = ./kvm/... ./vmm/... ./cmd/...
 
 export CGO_ENABLED = 0
 
-.PHONY: help build setup kernel demo test lint unit race lab-test vuln clean
+.PHONY: help build setup kernel demo bench test lint unit race lab-test vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ kernel: ## build the minimal guest kernel (about 4 minutes, once)
 demo: build ## boot a machine, fork it 8 times, show that each goes its own way
 	@sh test/setup.sh demo
 	@bin/lab run -- bin/forkvm demo $(ARGS)
+
+bench: setup ## boots and forks, beside QEMU and gokvm (docs/benchmarks.md)
+	@$(GO) build -trimpath -ldflags "-s -w -X main.commit=$$(git describe --always --dirty --abbrev=12)" -o bin/ ./test/bench
+	@bin/bench lab $(ARGS)
 
 test: lint unit race lab-test ## the whole suite
 
