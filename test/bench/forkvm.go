@@ -65,7 +65,7 @@ func (f *forkvm) coldBoot(ctx context.Context, r *recorder) error {
 	if r.off {
 		return nil
 	}
-	return f.phases.add(ctx, vm, replied)
+	return f.phases.add(ctx, vm, begin, replied)
 }
 
 // fork forks the warm parent once for each number of children.

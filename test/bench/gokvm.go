@@ -25,10 +25,11 @@ const gokvmVerb = "gokvm-guest"
 // time of the monotonic clock in nanoseconds follows.
 const startMark = "gokvm starts at "
 
-// gokvmOptions are what its guests need besides: its serial port interrupts
+// gokvmOptions are what its guests need besides: there are no ACPI tables to look
+// for, and its serial port interrupts
 // through the old interrupt controller only, as in the command line that its
 // documentation gives.
-const gokvmOptions = " noapic"
+const gokvmOptions = " noapic acpi=off"
 
 // gokvm measures the machine package of gokvm from its first call on.
 type gokvm struct{ g *guest }

@@ -10,8 +10,7 @@ import (
 	"github.com/forkvm/forkvm/vmm"
 )
 
-// phases says where the time of cold boots goes: on the host from the start
-// of the call, in the guest from the start of its kernel's clock.
+// phases says where the time of cold boots goes, from the start of the call.
 type phases struct {
 	boots [][]phase
 }
@@ -21,25 +20,44 @@ type phase struct {
 	at   time.Duration
 }
 
-// add asks a machine that has booted.
-func (p *phases) add(ctx context.Context, vm *vmm.VM, reply time.Duration) error {
+// add asks a machine that has booted, begun at begin.
+func (p *phases) add(ctx context.Context, vm *vmm.VM, begin time.Time, reply time.Duration) error {
 	info, err := vm.Agent().Hello(ctx)
+	if err != nil {
+		return err
+	}
+	zero, err := guestZero(ctx, vm, begin)
 	if err != nil {
 		return err
 	}
 	t, b := vm.Timings(), info.Boot
 	p.boots = append(p.boots, []phase{
-		{"host: KVM's objects made, memory mapped", t.Create},
-		{"host: kernel and initramfs loaded (duration)", t.Load},
-		{"host: first entry into the guest", t.StateReady},
-		{"guest: kernel done, agent's first instruction", b.Start},
-		{"guest: file systems mounted", b.Mounted},
-		{"guest: modules loaded", b.Modules},
-		{"guest: agent listens", b.Listening},
-		{"host: agent confirmed its identity", t.AgentReady},
-		{"host: first reply", reply},
+		{"KVM's objects made, memory mapped", t.Create},
+		{"kernel and initramfs loaded, guest entered", t.StateReady},
+		{"kernel done, agent's main begins", zero + b.Start},
+		{"file systems mounted", zero + b.Mounted},
+		{"modules loaded", zero + b.Modules},
+		{"agent listens", zero + b.Listening},
+		{"agent confirmed its identity", t.AgentReady},
+		{"first reply", reply},
 	})
 	return nil
+}
+
+// guestZero is when the guest's clock was zero, to 10 ms. It begins late: a
+// kernel that starts has no clock yet that counts all of the time.
+func guestZero(ctx context.Context, vm *vmm.VM, begin time.Time) (time.Duration, error) {
+	before := time.Since(begin)
+	out, err := vm.Agent().FS().WithContext(ctx).ReadFile("/proc/uptime")
+	if err != nil {
+		return 0, err
+	}
+	now := (before + time.Since(begin)) / 2
+	var seconds float64
+	if _, err := fmt.Sscan(string(out), &seconds); err != nil {
+		return 0, fmt.Errorf("uptime %q: %w", out, err)
+	}
+	return now - time.Duration(seconds*float64(time.Second)), nil
 }
 
 // print shows medians.
