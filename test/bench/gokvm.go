@@ -25,10 +25,9 @@ const gokvmVerb = "gokvm-guest"
 // time of the monotonic clock in nanoseconds follows.
 const startMark = "gokvm starts at "
 
-// gokvmOptions are what its guests need besides: there are no ACPI tables to look
-// for, and its serial port interrupts
-// through the old interrupt controller only, as in the command line that its
-// documentation gives.
+// gokvmOptions are what its guests need besides: there are no ACPI tables to
+// look for, and its serial port interrupts through the old interrupt controller
+// only, as the command line in its documentation has it.
 const gokvmOptions = " noapic acpi=off"
 
 // gokvm measures the machine package of gokvm from its first call on.
