@@ -168,6 +168,9 @@ func (vm *VM) load(cmdline string) error {
 	if err != nil {
 		return err
 	}
+	if err := vm.mem.writeMPTable(vm.cfg.VCPUs); err != nil {
+		return err
+	}
 	if err := vm.mem.writeBootParams(img, cmdline, rsdp); err != nil {
 		return err
 	}
