@@ -16,7 +16,11 @@ func iasl(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	bin, err := exec.LookPath("iasl")
 	if err != nil {
-		t.Skip("iasl (package acpica-tools) is not installed")
+		const reason = "iasl (package acpica-tools) is not installed"
+		if os.Getenv("FORKVM_REQUIRE_TOOLS") == "1" {
+			t.Fatal(reason)
+		}
+		t.Skip(reason)
 	}
 	cmd := exec.CommandContext(t.Context(), bin, args...)
 	cmd.Dir = dir
