@@ -13,7 +13,16 @@ import (
 // whatever file was given the same number next, such as another VM.
 type descriptor struct {
 	mu sync.RWMutex
-	fd int // -1 once closed
+	fd int // -1 once closed; guarded by mu
+
+	observed *observed // nil outside of tests; guarded by mu
+}
+
+// observedBy is who is told of the descriptor's ioctls, nil if nobody is.
+func (d *descriptor) observedBy() *observed {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.observed
 }
 
 // number is the descriptor's number, -1 once closed.
@@ -46,6 +55,9 @@ func (d *descriptor) call(r request, arg uintptr) (int, error) {
 	if d.fd < 0 {
 		return -1, r.failed(unix.EBADF)
 	}
+	if errno := d.observed.ask(r, uint64(arg)); errno != 0 {
+		return -1, r.failed(errno)
+	}
 	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.fd), r.number, arg)
 	if errno != 0 {
 		return -1, r.failed(errno)
@@ -64,11 +76,24 @@ func exchange[T any](d *descriptor, r request, p *T) (int, error) {
 	if d.fd < 0 {
 		return -1, r.failed(unix.EBADF)
 	}
+	if d.observed != nil {
+		if errno := d.observed.ask(r, firstWord(p)); errno != 0 {
+			return -1, r.failed(errno)
+		}
+	}
 	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.fd), r.number, uintptr(unsafe.Pointer(p)))
 	if errno != 0 {
 		return -1, r.failed(errno)
 	}
 	return int(n), nil
+}
+
+// firstWord is the first 8 bytes of *p, 0 if it has fewer.
+func firstWord[T any](p *T) uint64 {
+	if p == nil || unsafe.Sizeof(*p) < 8 {
+		return 0
+	}
+	return *(*uint64)(unsafe.Pointer(p))
 }
 
 // newArray allocates what the kernel declares as {u32 n, pad; E entries[n]} in

@@ -10,9 +10,9 @@
 // Documentation/virt/kvm/api.rst, to which the kernel's name leads.
 //
 // The package has no policy: it takes no decision, keeps no default and retries
-// nothing, except that CreateVM goes again when it is interrupted. Where the
-// kernel trusts the caller to have made a buffer large enough, the methods
-// check that it is.
+// nothing, except that CreateVM goes again when it is interrupted. An [Observer]
+// sees every call, for tests and for the curious. Where the kernel trusts the
+// caller to have made a buffer large enough, the methods check that it is.
 //
 // # Errors
 //

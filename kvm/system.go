@@ -98,7 +98,7 @@ func (s *System) CreateVM() (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &VM{fd: descriptor{fd: fd}, mmapSize: size, slots: map[uint32]uint64{}}, nil
+	return &VM{fd: descriptor{fd: fd, observed: s.fd.observedBy().ofVM(fd)}, mmapSize: size, slots: map[uint32]uint64{}}, nil
 }
 
 // maxTries bounds how often uninterrupted calls.

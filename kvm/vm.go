@@ -97,7 +97,9 @@ func (v *VM) CreateVCPU(id int) (*VCPU, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("kvm: map kvm_run: %w", err)
 	}
-	return newVCPU(fd, page, max(xsave, len(XSAVEState{}.Region))), nil
+	c := newVCPU(fd, page, max(xsave, len(XSAVEState{}.Region)))
+	c.fd.observed = v.fd.observedBy().ofVCPU(id)
+	return c, nil
 }
 
 // Clock issues KVM_GET_CLOCK.
