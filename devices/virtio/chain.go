@@ -15,6 +15,9 @@ type Chain struct {
 	Readable [][]byte
 	// Writable is what the device may only write, in order.
 	Writable [][]byte
+	// WritableAt are the guest-physical addresses of Writable, for a device to
+	// which a buffer is a place rather than bytes.
+	WritableAt []uint64
 }
 
 var (

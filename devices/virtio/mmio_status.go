@@ -95,10 +95,11 @@ func (m *MMIO) activate() error {
 		live[i] = q
 	}
 	err := m.dev.Activate(Activation{
-		Memory:    m.mem,
-		Queues:    live,
-		Features:  m.driverFeatures,
-		Interrupt: devices.InterruptFunc(func() { m.interrupt(interruptUsed) }),
+		Memory:        m.mem,
+		Queues:        live,
+		Features:      m.driverFeatures,
+		Interrupt:     devices.InterruptFunc(func() { m.interrupt(interruptUsed) }),
+		ConfigChanged: m.ConfigChanged,
 	})
 	if err != nil {
 		return fmt.Errorf("virtio: mmio: activate: %w", err)

@@ -131,7 +131,7 @@ func TestMMIOInterrupts(t *testing.T) {
 		t.Errorf("status %#x after a used buffer, %d interrupts", got, m.irq.Count())
 	}
 	before := m.Read(virtiotest.RegConfigGeneration)
-	m.mmio.ConfigChanged()
+	m.dev.act.ConfigChanged()
 	if got := m.Read(virtiotest.RegInterruptStatus); got != 3 || m.irq.Count() != 2 {
 		t.Errorf("status %#x after a change of configuration, %d interrupts", got, m.irq.Count())
 	}

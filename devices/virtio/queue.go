@@ -172,7 +172,12 @@ func (q *Queue) Pop() (*Chain, error) {
 // walk fills q.chain from the chain that starts at head. It ends after at
 // most as many descriptors as the tables have: a longer chain is a loop.
 func (q *Queue) walk(head uint16) error {
-	q.chain = Chain{Head: head, Readable: q.chain.Readable[:0], Writable: q.chain.Writable[:0]}
+	q.chain = Chain{
+		Head:       head,
+		Readable:   q.chain.Readable[:0],
+		Writable:   q.chain.Writable[:0],
+		WritableAt: q.chain.WritableAt[:0],
+	}
 	table, entries := q.desc, uint64(q.st.Size)
 	inTable, bytes := false, uint64(0)
 	i := head
@@ -241,6 +246,7 @@ func (q *Queue) add(d desc) error {
 	}
 	if writable {
 		q.chain.Writable = append(q.chain.Writable, b)
+		q.chain.WritableAt = append(q.chain.WritableAt, d.addr)
 	} else {
 		q.chain.Readable = append(q.chain.Readable, b)
 	}

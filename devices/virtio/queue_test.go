@@ -148,6 +148,23 @@ func TestEmptyBuffersAreNothing(t *testing.T) {
 	}
 }
 
+// Where a buffer lies in guest memory can be told apart from what is in it.
+func TestWritableAt(t *testing.T) {
+	p := newPair(t, 8, allFeatures)
+	out, a, b := p.mem.Out([]byte("ab")), p.mem.In(4), p.mem.In(8)
+	for range 2 {
+		p.ring.AddIndirect(out, a, virtiotest.Buffer{GPA: 0, Writable: true}, b)
+		c := p.pop(t)
+		if want := []uint64{a.GPA, b.GPA}; !slices.Equal(c.WritableAt, want) || len(c.Writable) != len(want) {
+			t.Errorf("%d writable buffers at %#x, want those at %#x", len(c.Writable), c.WritableAt, want)
+		}
+		if err := p.queue.Push(c.Head, 0); err != nil {
+			t.Fatal(err)
+		}
+		p.take(t)
+	}
+}
+
 // Indices are 16 bits wide and wrap independently of the size of the ring.
 func TestIndicesWrap(t *testing.T) {
 	for _, size := range []int{1, 2, 8, 256} {

@@ -91,4 +91,8 @@ type Activation struct {
 	// Interrupt signals used buffers (section 4.2.2, InterruptStatus bit 0).
 	// The device asks Queue.NeedInterrupt first.
 	Interrupt devices.Interrupt
+	// ConfigChanged tells the driver that the configuration space has changed
+	// (section 4.2.2, InterruptStatus bit 1). It raises the same interrupt, so
+	// the device calls it under the lock under which it triggers Interrupt.
+	ConfigChanged func()
 }
