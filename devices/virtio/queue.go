@@ -325,11 +325,17 @@ func (q *Queue) SetNotify(enabled bool) (more bool) {
 	case q.eventIdx && enabled:
 		q.availEvent.store(q.st.NextAvail)
 	case !q.eventIdx && enabled:
-		q.usedFlags = 0
-		q.publish()
+		q.setUsedFlags(0)
 	case !q.eventIdx:
-		q.usedFlags = usedNoNotify
-		q.publish()
+		q.setUsedFlags(usedNoNotify)
 	}
 	return enabled && !q.Empty()
+}
+
+// setUsedFlags stores used.flags, unless they are so already: see half.store.
+func (q *Queue) setUsedFlags(v uint16) {
+	if q.usedFlags != v {
+		q.usedFlags = v
+		q.publish()
+	}
 }

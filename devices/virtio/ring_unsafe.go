@@ -25,14 +25,19 @@ func (h half) load() uint16 {
 // store replaces the field and is a full memory barrier. It is for a field in
 // the low half of its word, of which the device is the only writer.
 //
+// A field that has the value already is not written: in a fork that would copy
+// its page. Nor is a barrier needed then, for the driver has seen this value
+// whenever it looked.
+//
 // The other half belongs to somebody else and may change at any time. Adding
 // the difference leaves it alone without a loop that a guest could keep going:
 // the sum of the low half neither carries nor borrows. Only if the guest
 // breaks the rule and writes the field as well may its neighbour be off by
 // one, which is the guest's own memory.
 func (h half) store(v uint16) {
-	old := uint16(atomic.LoadUint32(h.word))
-	atomic.AddUint32(h.word, uint32(v)-uint32(old))
+	if old := h.load(); old != v {
+		atomic.AddUint32(h.word, uint32(v)-uint32(old))
+	}
 }
 
 // ringPart is one of the three areas of a split ring: size bytes of guest
