@@ -28,6 +28,7 @@ type Layer struct {
 	file *os.File
 	size int64
 	refs atomic.Int64
+	kept keptForms
 }
 
 // FD is the descriptor to map. It is valid while the caller holds a reference.
