@@ -1,0 +1,137 @@
+package microguest
+
+import "encoding/binary"
+
+// code is the guest's program. Kernel code, which some KVMs interpret, is as
+// short as it can be and needs neither an IDT nor a TSS: SYSCALL enters it.
+func code() []byte {
+	a := assembler{label: map[string]int{}}
+	a.kernel()
+	a.user()
+	return a.finish()
+}
+
+// assembler collects code and fills in the addresses of labels at the end.
+type assembler struct {
+	b     []byte
+	label map[string]int
+	refs  []reference
+}
+
+// reference is where the distance or address of a label goes.
+type reference struct {
+	at    int
+	label string
+	short bool // one byte, relative to what follows; else an absolute address
+}
+
+func (a *assembler) op(b ...byte) { a.b = append(a.b, b...) }
+
+// op32 is an instruction that ends with a number of 32 bits.
+func (a *assembler) op32(v uint32, b ...byte) {
+	a.b = binary.LittleEndian.AppendUint32(append(a.b, b...), v)
+}
+
+func (a *assembler) here(label string) { a.label[label] = len(a.b) }
+
+// jump is a jump of two bytes.
+func (a *assembler) jump(op byte, label string) {
+	a.op(op, 0)
+	a.refs = append(a.refs, reference{len(a.b) - 1, label, true})
+}
+
+// address is an instruction that ends with the address of a label.
+func (a *assembler) address(label string, b ...byte) {
+	a.op32(0, b...)
+	a.refs = append(a.refs, reference{len(a.b) - 4, label, false})
+}
+
+func (a *assembler) finish() []byte {
+	for _, r := range a.refs {
+		to := a.label[r.label]
+		if r.short {
+			a.b[r.at] = byte(to - r.at - 1)
+		} else {
+			binary.LittleEndian.PutUint32(a.b[r.at:], Base+uint32(to))
+		}
+	}
+	return a.b
+}
+
+// wrmsr sets a model-specific register to hi:eax.
+func (a *assembler) wrmsr(index, hi uint32) {
+	a.op32(index, 0xb9) // mov ecx, index
+	a.op32(hi, 0xba)    // mov edx, hi
+	a.op(0x0f, 0x30)    // wrmsr
+}
+
+// kernel takes over descriptors and page tables, lets SYSCALL end at halt and
+// goes on at user, at privilege level 3 with leave to use ports.
+func (a *assembler) kernel() {
+	const (
+		efer, star, lstar, sfmask = 0xc0000080, 0xc0000081, 0xc0000082, 0xc0000084
+		sce                       = 1 << 0
+		iopl3                     = 3<<12 | 1<<1
+		interruptFlag             = 1 << 9
+	)
+	a.op32(gdtrAddr, 0x0f, 0x01, 0x14, 0x25) // lgdt [gdtr]
+	a.op32(stackTop, 0xbc)                   // mov esp, stackTop
+	a.op32(pml4Addr, 0xb8)                   // mov eax, pml4
+	a.op(0x0f, 0x22, 0xd8)                   // mov cr3, rax
+	a.op32(efer, 0xb9)                       // mov ecx, efer
+	a.op(0x0f, 0x32)                         // rdmsr
+	a.op(0x83, 0xc8, sce)                    // or eax, sce
+	a.op(0x0f, 0x30)                         // wrmsr
+	a.op(0x31, 0xc0)                         // xor eax, eax
+	a.wrmsr(star, 0x10<<16|kernelCS)         // what SYSRET and SYSCALL load
+	a.address("halt", 0xb8)                  // mov eax, halt
+	a.wrmsr(lstar, 0)
+	a.op32(interruptFlag, 0xb8) // mov eax, interruptFlag
+	a.wrmsr(sfmask, 0)
+	a.op(0x6a, userDS)      // push ss
+	a.op(0x6a, 0)           // push rsp: there is no stack
+	a.op32(iopl3, 0x68)     // push rflags
+	a.op(0x6a, userCS)      // push cs
+	a.address("user", 0x68) // push rip
+	a.op(0x48, 0xcf)        // iretq
+	a.here("halt")          // interrupts are off: for ever
+	a.op(0xf4)              // hlt
+	a.jump(0xeb, "halt")    // jmp halt
+}
+
+// user writes pages and tells, round after round.
+func (a *assembler) user() {
+	const (
+		jmp, je, jne, jrcxz = 0xeb, 0x74, 0x75, 0xe3
+	)
+	// rdi: next page to write, rcx: pages left.
+	write := func(again, done string) {
+		a.jump(jrcxz, done)
+		a.here(again)
+		a.op(0x48, 0xff, 0x07)             // inc qword [rdi]
+		a.op32(PageSize, 0x48, 0x81, 0xc7) // add rdi, PageSize
+		a.op(0x48, 0xff, 0xc9)             // dec rcx
+		a.jump(jne, again)
+		a.here(done)
+		a.op(0xee) // out dx, al
+	}
+	a.here("user")
+	a.op32(paramsAddr+0, 0x4c, 0x8b, 0x24, 0x25)   // mov r12, [Pages]
+	a.op32(paramsAddr+8, 0x4c, 0x8b, 0x2c, 0x25)   // mov r13, [ChildPages]
+	a.op32(paramsAddr+16, 0x4c, 0x8b, 0x3c, 0x25)  // mov r15, [Halt]
+	a.op32(GenerationAddr, 0x4c, 0x8b, 0x34, 0x25) // mov r14, [generation]
+	a.op32(Port, 0xba)                             // mov edx, port
+	a.here("round")
+	a.op32(Data, 0xbf)     // mov edi, Data
+	a.op(0x4c, 0x89, 0xe1) // mov rcx, r12
+	write("page", "written")
+	a.op32(GenerationAddr, 0x48, 0x8b, 0x04, 0x25) // mov rax, [generation]
+	a.op(0x4c, 0x39, 0xf0)                         // cmp rax, r14
+	a.jump(je, "round")
+	a.op(0x49, 0x89, 0xc6) // mov r14, rax: a fork
+	a.op(0x4c, 0x89, 0xe9) // mov rcx, r13
+	write("childPage", "childWritten")
+	a.op(0x4d, 0x85, 0xff) // test r15, r15
+	a.jump(je, "round")
+	a.op(0x0f, 0x05) // syscall
+}
