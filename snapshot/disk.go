@@ -12,56 +12,59 @@ import (
 // can stop or fail it at each change. Names are relative to the store; an
 // os.Root sees to it that none leads out of it.
 type disk struct {
-	root *os.Root
-	// before, if any, is asked before each change and may refuse it.
-	before func(op, name string) error
+	root   *os.Root
+	before beforeFunc
 }
 
-func (d *disk) change(op, name string, do func() error) error {
+// beforeFunc, if there is one, is asked before each change and may refuse it.
+// A rename has two names.
+type beforeFunc func(op string, names ...string) error
+
+func (d *disk) change(do func() error, op string, names ...string) error {
 	err := error(nil)
 	if d.before != nil {
-		err = d.before(op, name)
+		err = d.before(op, names...)
 	}
 	if err == nil {
 		err = do()
 	}
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", op, name, withNoSpace(err))
+		return fmt.Errorf("%s %s: %w", op, names[0], withNoSpace(err))
 	}
 	return nil
 }
 
 func (d *disk) mkdir(name string) error {
-	return d.change("mkdir", name, func() error { return d.root.Mkdir(name, 0o700) })
+	return d.change(func() error { return d.root.Mkdir(name, 0o700) }, "mkdir", name)
 }
 
 func (d *disk) remove(name string) error {
-	return d.change("remove", name, func() error { return d.root.Remove(name) })
+	return d.change(func() error { return d.root.Remove(name) }, "remove", name)
 }
 
 func (d *disk) rename(from, to string) error {
-	return d.change("rename", to, func() error { return d.root.Rename(from, to) })
+	return d.change(func() error { return d.root.Rename(from, to) }, "rename", from, to)
 }
 
 // syncDir makes the names in a directory durable.
 func (d *disk) syncDir(name string) error {
-	return d.change("syncdir", name, func() error {
+	return d.change(func() error {
 		f, err := d.root.Open(name)
 		if err != nil {
 			return err
 		}
 		defer f.Close()
 		return f.Sync()
-	})
+	}, "syncdir", name)
 }
 
 // create makes a new file that nobody will be able to open for writing.
 func (d *disk) create(name string) (f *newFile, err error) {
-	err = d.change("create", name, func() error {
+	err = d.change(func() error {
 		file, err := d.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o400)
 		f = &newFile{disk: d, file: file, name: name}
 		return err
-	})
+	}, "create", name)
 	if err != nil {
 		return nil, err
 	}
@@ -105,19 +108,19 @@ type newFile struct {
 }
 
 func (f *newFile) truncate(size int64) error {
-	return f.disk.change("truncate", f.name, func() error { return f.file.Truncate(size) })
+	return f.disk.change(func() error { return f.file.Truncate(size) }, "truncate", f.name)
 }
 
 func (f *newFile) writeAt(off int64, p []byte) error {
-	return f.disk.change("write", f.name, func() error {
+	return f.disk.change(func() error {
 		_, err := f.file.WriteAt(p, off)
 		return err
-	})
+	}, "write", f.name)
 }
 
 // finish makes what was written durable and closes the file.
 func (f *newFile) finish() error {
-	err := f.disk.change("sync", f.name, f.file.Sync)
+	err := f.disk.change(f.file.Sync, "sync", f.name)
 	if closed := f.file.Close(); err == nil && closed != nil {
 		err = fmt.Errorf("close %s: %w", f.name, withNoSpace(closed))
 	}

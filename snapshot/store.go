@@ -72,7 +72,7 @@ func DefaultDir() (string, error) {
 // what a process that was killed left behind, unless the store is in use.
 func Open(dir string) (*Store, error) { return open(dir, nil) }
 
-func open(dir string, before func(op, name string) error) (*Store, error) {
+func open(dir string, before beforeFunc) (*Store, error) {
 	s, err := openDir(dir, before)
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: open store %s: %w", dir, withNoSpace(err))
@@ -80,7 +80,7 @@ func open(dir string, before func(op, name string) error) (*Store, error) {
 	return s, nil
 }
 
-func openDir(dir string, before func(op, name string) error) (*Store, error) {
+func openDir(dir string, before beforeFunc) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -102,17 +102,7 @@ func openDir(dir string, before func(op, name string) error) (*Store, error) {
 
 // prepare makes the directories and sweeps.
 func (s *Store) prepare() error {
-	for _, name := range []string{layersDir, snapshotsDir, tmpDir} {
-		if err := s.disk.mkdir(name); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	f, err := s.disk.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	f.Close()
-	if err := s.disk.syncDir("."); err != nil {
+	if err := s.makeDirs(); err != nil {
 		return err
 	}
 	left, err := s.disk.names(tmpDir)
@@ -121,6 +111,26 @@ func (s *Store) prepare() error {
 	}
 	_, err = s.tryCollect()
 	return err
+}
+
+// makeDirs makes what is not there. Another process may be doing the same.
+func (s *Store) makeDirs() error {
+	if f, err := s.disk.root.Open(lockName); err == nil {
+		return f.Close() // it is made last
+	}
+	for _, name := range []string{layersDir, snapshotsDir, tmpDir} {
+		if err := s.disk.mkdir(name); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	if err := s.disk.syncDir("."); err != nil {
+		return err
+	}
+	f, err := s.disk.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // Close closes the files that the store keeps open. Snapshots that were loaded
