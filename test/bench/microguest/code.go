@@ -101,37 +101,54 @@ func (a *assembler) kernel() {
 
 // user writes pages and tells, round after round.
 func (a *assembler) user() {
-	const (
-		jmp, je, jne, jrcxz = 0xeb, 0x74, 0x75, 0xe3
-	)
+	const jmp, je, jne, jrcxz = 0xeb, 0x74, 0x75, 0xe3
+	load := func(param uint32, reg byte) {
+		// mov r8+reg, [param]
+		a.op32(paramsAddr+param, 0x4c, 0x8b, 0x04|reg<<3, 0x25)
+	}
 	// rdi: next page to write, rcx: pages left.
-	write := func(again, done string) {
-		a.jump(jrcxz, done)
-		a.here(again)
+	write := func(name string) {
+		a.jump(jrcxz, name+" written")
+		a.here(name)
 		a.op(0x48, 0xff, 0x07)             // inc qword [rdi]
 		a.op32(PageSize, 0x48, 0x81, 0xc7) // add rdi, PageSize
 		a.op(0x48, 0xff, 0xc9)             // dec rcx
-		a.jump(jne, again)
-		a.here(done)
-		a.op(0xee) // out dx, al
+		a.jump(jne, name)
+		a.here(name + " written")
 	}
 	a.here("user")
-	a.op32(paramsAddr+0, 0x4c, 0x8b, 0x24, 0x25)   // mov r12, [Pages]
-	a.op32(paramsAddr+8, 0x4c, 0x8b, 0x2c, 0x25)   // mov r13, [ChildPages]
-	a.op32(paramsAddr+16, 0x4c, 0x8b, 0x3c, 0x25)  // mov r15, [Halt]
+	load(pagesParam, 4)                            // mov r12, [Pages]
+	load(childParam, 5)                            // mov r13, [ChildPages]
+	load(haltParam, 7)                             // mov r15, [Halt]
+	load(spinParam, 0)                             // mov r8, [Spin]
+	load(onceParam, 1)                             // mov r9, [Once]
 	a.op32(GenerationAddr, 0x4c, 0x8b, 0x34, 0x25) // mov r14, [generation]
 	a.op32(Port, 0xba)                             // mov edx, port
+	a.op32(Data, 0xbf)                             // mov edi, Data
+	a.op(0x4c, 0x89, 0xc9)                         // mov rcx, r9
+	write("once")
+	a.here("next")
+	a.op(0x48, 0x89, 0xfb) // mov rbx, rdi
 	a.here("round")
-	a.op32(Data, 0xbf)     // mov edi, Data
+	a.op(0x48, 0x89, 0xdf) // mov rdi, rbx
 	a.op(0x4c, 0x89, 0xe1) // mov rcx, r12
-	write("page", "written")
+	write("pages")
+	a.op(0xee)                                     // out dx, al
 	a.op32(GenerationAddr, 0x48, 0x8b, 0x04, 0x25) // mov rax, [generation]
 	a.op(0x4c, 0x39, 0xf0)                         // cmp rax, r14
-	a.jump(je, "round")
-	a.op(0x49, 0x89, 0xc6) // mov r14, rax: a fork
+	a.jump(jne, "fork")
+	a.op(0x4c, 0x89, 0xc1) // mov rcx, r8
+	a.jump(jrcxz, "round")
+	a.here("spin")
+	a.op(0x48, 0xff, 0xc9) // dec rcx
+	a.jump(jne, "spin")
+	a.jump(jmp, "round")
+	a.here("fork")
+	a.op(0x49, 0x89, 0xc6) // mov r14, rax
 	a.op(0x4c, 0x89, 0xe9) // mov rcx, r13
-	write("childPage", "childWritten")
+	write("child pages")
+	a.op(0xee)             // out dx, al
 	a.op(0x4d, 0x85, 0xff) // test r15, r15
-	a.jump(je, "round")
+	a.jump(je, "next")
 	a.op(0x0f, 0x05) // syscall
 }

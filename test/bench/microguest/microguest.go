@@ -4,8 +4,8 @@
 //
 // It writes a number of pages, tells the host by a port write, and begins
 // anew, for ever. In a fork of it, which it knows by the generation id that
-// its host gave it, it does so once, writes some pages more, tells the host
-// again, and halts or goes on as if nothing had been.
+// its host gave it, it writes some pages more after that, tells the host again,
+// and halts or goes on with pages that none of its ancestors has written.
 package microguest
 
 import (
@@ -28,7 +28,7 @@ const (
 	// PageTables is where the first level of the page tables lies.
 	PageTables = Base + 2*PageSize
 
-	// Data is the first page that the guest writes.
+	// Data is where the pages that the guest writes begin.
 	Data = 0x200000
 
 	// Port is written to, one byte, when pages were written. No device of a
@@ -44,26 +44,43 @@ const (
 	stackTop   = Base + 6*PageSize
 	imageSize  = 6 * PageSize
 
+	// Offsets of the parameters.
+	onceParam, pagesParam, spinParam, childParam, haltParam = 0, 8, 16, 24, 32
+
 	mapped = 1 << 30 // bytes that the page tables map
 )
 
 // Params say what the guest does.
 type Params struct {
-	// Pages are written in each round, each pages once.
+	// Once is how many pages are written before the first round.
+	Once int64
+	// Pages are written in each round.
 	Pages int64
+	// Spin is how many times a loop of two instructions runs between rounds.
+	Spin int64
 	// ChildPages are written by a fork, besides, after its first exit.
 	ChildPages int64
 	// Halt has a fork halt after its second exit.
 	Halt bool
 }
 
-// End is the end of memory that the guest uses.
-func (p Params) End() int64 { return Data + (p.Pages+p.ChildPages)*PageSize }
+// End is the end of the memory that the guest and its descendants use, down to
+// so many generations.
+func (p Params) End(depth int) int64 {
+	return Data + (p.Once+int64(depth)*(p.Pages+p.ChildPages))*PageSize
+}
 
 func (p Params) validate() error {
 	const most = (mapped - Data) / PageSize
-	if p.Pages < 0 || p.ChildPages < 0 || p.Pages > most || p.ChildPages > most-p.Pages {
-		return fmt.Errorf("microguest: %d and %d pages, at most %d in all", p.Pages, p.ChildPages, most)
+	total := int64(0)
+	for _, n := range []int64{p.Once, p.Pages, p.ChildPages} {
+		if n < 0 || n > most-total {
+			return fmt.Errorf("microguest: %d, %d and %d pages, at most %d in all", p.Once, p.Pages, p.ChildPages, most)
+		}
+		total += n
+	}
+	if p.Spin < 0 {
+		return fmt.Errorf("microguest: a loop of %d", p.Spin)
 	}
 	return nil
 }
@@ -96,10 +113,12 @@ func Image(p Params) ([]byte, error) {
 		le.PutUint64(b[gdtAddr-Base+8*i:], d)
 	}
 	params := b[paramsAddr-Base:]
-	le.PutUint64(params[0:], uint64(p.Pages))
-	le.PutUint64(params[8:], uint64(p.ChildPages))
+	le.PutUint64(params[onceParam:], uint64(p.Once))
+	le.PutUint64(params[pagesParam:], uint64(p.Pages))
+	le.PutUint64(params[spinParam:], uint64(p.Spin))
+	le.PutUint64(params[childParam:], uint64(p.ChildPages))
 	if p.Halt {
-		params[16] = 1
+		params[haltParam] = 1
 	}
 
 	// Present, writable, for privilege level 3; accessed and dirty already, so

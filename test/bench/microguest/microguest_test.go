@@ -81,7 +81,7 @@ func TestParams(t *testing.T) {
 			t.Errorf("%+v: %v", p, err)
 		}
 	}
-	if got := (Params{Pages: 2, ChildPages: 1}).End(); got != Data+3*PageSize {
+	if got := (Params{Once: 5, Pages: 2, ChildPages: 1}).End(4); got != Data+(5+4*3)*PageSize {
 		t.Errorf("end %#x", got)
 	}
 }

@@ -32,8 +32,8 @@ func (h *Host) NewParent(g microguest.Params) (*Parent, error) {
 }
 
 func (p *Parent) boot(g microguest.Params) (err error) {
-	if g.End() > p.h.memory {
-		return fmt.Errorf("bare: the guest needs %d bytes of memory, there are %d", g.End(), p.h.memory)
+	if g.End(1) > p.h.memory {
+		return fmt.Errorf("bare: the guest needs %d bytes of memory, there are %d", g.End(1), p.h.memory)
 	}
 	image, err := microguest.Image(g)
 	if err != nil {
