@@ -12,15 +12,22 @@ import (
 
 func layerOf(t *testing.T, pages ...byte) *Layer {
 	t.Helper()
-	w, err := NewLayerWriter()
+	w, err := NewLayerWriter(int64(len(pages)) * PageSize)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, b := range pages {
-		off, err := w.Append(bytes.Repeat([]byte{b}, PageSize))
-		if err != nil || off != int64(i)*PageSize {
-			t.Fatalf("Append: offset %d, %v", off, err)
+		if i%2 == 1 { // both ways to write
+			if err := w.Reserve(int64(i)*PageSize, PageSize); err != nil {
+				t.Fatal(err)
+			}
 		}
+		if err := w.WriteAt(bytes.Repeat([]byte{b}, PageSize), int64(i)*PageSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.FreeZeros(0, int64(len(pages))*PageSize); err != nil {
+		t.Fatal(err)
 	}
 	l, err := w.Seal()
 	if err != nil {
@@ -63,14 +70,52 @@ func TestZerosAreReadBackAndTakeNoMemory(t *testing.T) {
 	}
 }
 
-func TestAppendRefusesPartOfAPage(t *testing.T) {
-	w, err := NewLayerWriter()
+func TestLayerWriterRefusesBadRanges(t *testing.T) {
+	for _, size := range []int64{0, -PageSize, 100} {
+		if _, err := NewLayerWriter(size); err == nil {
+			t.Errorf("a layer of %d bytes was accepted", size)
+		}
+	}
+	w, err := NewLayerWriter(4 * PageSize)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Abandon()
-	if _, err := w.Append(make([]byte, 100)); err == nil {
-		t.Error("100 bytes were accepted")
+	for _, r := range [][2]int64{{0, 100}, {1, PageSize}, {-PageSize, PageSize}, {4 * PageSize, PageSize}, {0, 5 * PageSize}} {
+		if w.Reserve(r[0], r[1]) == nil || w.Free(r[0], r[1]) == nil || w.WriteAt(make([]byte, r[1]), r[0]) == nil {
+			t.Errorf("%v was accepted", r)
+		}
+	}
+}
+
+func TestPageWrittenTwiceAndFreed(t *testing.T) {
+	w, err := NewLayerWriter(3 * PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reserve(0, 2*PageSize); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []byte{1, 2} {
+		if err := w.WriteAt(bytes.Repeat([]byte{b}, 3*PageSize), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Free(0, PageSize); err != nil {
+		t.Fatal(err)
+	}
+	l, err := w.Seal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	got := make([]byte, 3*PageSize)
+	if _, err := l.ReadAt(got, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := append(make([]byte, PageSize), bytes.Repeat([]byte{2}, 2*PageSize)...)
+	if !bytes.Equal(got, want) {
+		t.Error("the layer has other bytes")
 	}
 }
 
@@ -97,7 +142,6 @@ func TestOverlayRefusesBadExtents(t *testing.T) {
 	defer l.Release()
 	const p = PageSize
 	for name, top := range map[string][]Extent{
-		"no layer":          {{0, p, nil, 0}},
 		"unaligned":         {{1, p, l, 0}},
 		"empty":             {{0, 0, l, 0}},
 		"negative":          {{-p, p, l, 0}},
@@ -126,11 +170,8 @@ func TestOverlayAgainstPlainCopy(t *testing.T) {
 	model := make([]page, pages)
 	table := NewTable(pages * PageSize)
 	for round := 0; round < 200; round++ {
-		w, err := NewLayerWriter()
+		w, err := NewLayerWriter(pages * PageSize)
 		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Append(make([]byte, pages*PageSize)); err != nil {
 			t.Fatal(err)
 		}
 		l, err := w.Seal()
@@ -144,9 +185,16 @@ func TestOverlayAgainstPlainCopy(t *testing.T) {
 				break
 			}
 			off := rng.Intn(pages - n + 1)
-			top = append(top, Extent{int64(at) * PageSize, int64(n) * PageSize, l, int64(off) * PageSize})
+			e := Extent{int64(at) * PageSize, int64(n) * PageSize, l, int64(off) * PageSize}
+			if rng.Intn(4) == 0 {
+				e.Layer, e.Offset = nil, 0 // zeros
+			}
+			top = append(top, e)
 			for i := range n {
-				model[at+i] = page{l, int64(off+i) * PageSize}
+				model[at+i] = page{}
+				if e.Layer != nil {
+					model[at+i] = page{l, int64(off+i) * PageSize}
+				}
 			}
 			at += n + rng.Intn(8)
 		}

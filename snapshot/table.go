@@ -7,7 +7,8 @@ import (
 )
 
 // Extent maps Length bytes at Start of a machine's memory to Layer at Offset.
-// All three numbers are multiples of [PageSize].
+// All three numbers are multiples of [PageSize]. An extent without a layer is
+// zeros; it is of use only to hide something with [Table.Overlay].
 type Extent struct {
 	Start, Length int64
 	Layer         *Layer
@@ -73,6 +74,9 @@ func (t *Table) Overlay(top []Extent) (*Table, error) {
 	}
 	var out []Extent
 	add := func(e Extent) {
+		if e.Layer == nil {
+			return // as if nothing were mapped
+		}
 		if n := len(out); n > 0 && adjoins(out[n-1], e) {
 			out[n-1].Length += e.Length
 			return
@@ -111,10 +115,11 @@ func (t *Table) Overlay(top []Extent) (*Table, error) {
 	return n, nil
 }
 
-// ReadAt fills p with the memory at off.
-func (t *Table) ReadAt(p []byte, off int64) error {
+// ReadAt fills p with the memory at off. It reports whether a layer has any of
+// it; what none has is zeros.
+func (t *Table) ReadAt(p []byte, off int64) (mapped bool, err error) {
 	if off < 0 || off > t.size-int64(len(p)) {
-		return fmt.Errorf("snapshot: read of %d bytes at %#x: memory has %#x", len(p), off, t.size)
+		return false, fmt.Errorf("snapshot: read of %d bytes at %#x: memory has %#x", len(p), off, t.size)
 	}
 	clear(p)
 	end := off + int64(len(p))
@@ -122,10 +127,11 @@ func (t *Table) ReadAt(p []byte, off int64) error {
 	for ; i < len(t.extents) && t.extents[i].Start < end; i++ {
 		e := clip(t.extents[i], off, end)
 		if _, err := e.Layer.ReadAt(p[e.Start-off:e.End()-off], e.Offset); err != nil {
-			return fmt.Errorf("snapshot: read layer: %w", err)
+			return true, fmt.Errorf("snapshot: read layer: %w", err)
 		}
+		mapped = true
 	}
-	return nil
+	return mapped, nil
 }
 
 // Stored is the number of bytes that the table maps to layers.
@@ -156,15 +162,13 @@ func check(sorted []Extent, size int64) error {
 	at := int64(0)
 	for _, e := range sorted {
 		switch {
-		case e.Layer == nil:
-			return fmt.Errorf("snapshot: extent at %#x has no layer", e.Start)
 		case (e.Start|e.Length|e.Offset)%PageSize != 0, e.Length <= 0, e.Offset < 0:
 			return fmt.Errorf("snapshot: extent %#x+%#x at offset %#x is not whole pages", e.Start, e.Length, e.Offset)
 		case e.Start < at:
 			return fmt.Errorf("snapshot: extent at %#x overlaps the one before", e.Start)
 		case e.Length > size-e.Start:
 			return fmt.Errorf("snapshot: extent %#x+%#x is past the end of memory", e.Start, e.Length)
-		case e.Offset > e.Layer.size-e.Length:
+		case e.Layer != nil && e.Offset > e.Layer.size-e.Length:
 			return fmt.Errorf("snapshot: extent %#x+%#x is past the end of its layer", e.Start, e.Length)
 		}
 		at = e.End()

@@ -70,30 +70,32 @@ func (vm *VM) renewIdentity(ctx context.Context) error {
 	if _, err := once.Renew(ctx, id); err != nil {
 		return vm.because(err)
 	}
-	vm.agent = client.New(vm.dialAgent, client.WithGeneration(id.Generation))
+	vm.agent.Store(client.New(vm.dialAgent, client.WithGeneration(id.Generation)))
 	return nil
 }
 
 func (vm *VM) dialAgent(ctx context.Context) (net.Conn, error) { return vm.Dial(ctx, proto.AgentPort) }
 
-// Agent is the client of the guest's agent: commands, processes and files.
-func (vm *VM) Agent() *client.Client { return vm.agent }
+// Agent is the client of the guest's agent: commands, processes and files. A
+// reset ends what is done through it; the machine has another one then. It is
+// nil for a machine without an agent.
+func (vm *VM) Agent() *client.Client { return vm.agent.Load() }
 
 // Command prepares a command to run in the guest, as [os/exec.Command] does
 // on the host.
 func (vm *VM) Command(name string, arg ...string) *client.Cmd {
-	return vm.agent.Command(name, arg...)
+	return vm.Agent().Command(name, arg...)
 }
 
 // CommandContext is Command with a context that kills the command when it
 // ends.
 func (vm *VM) CommandContext(ctx context.Context, name string, arg ...string) *client.Cmd {
-	return vm.agent.CommandContext(ctx, name, arg...)
+	return vm.Agent().CommandContext(ctx, name, arg...)
 }
 
 // Dial connects to a vsock port on which a process in the guest listens.
 func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	conn, err := vm.board.vsock.Dial(ctx, port)
+	conn, err := vm.board.Load().vsock.Dial(ctx, port)
 	if err != nil {
 		return nil, vm.because(err)
 	}
@@ -102,13 +104,13 @@ func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 
 // Listen takes connections that processes in the guest make to a vsock port
 // of the host, context id 2.
-func (vm *VM) Listen(port uint32) (net.Listener, error) { return vm.board.vsock.Listen(port) }
+func (vm *VM) Listen(port uint32) (net.Listener, error) { return vm.board.Load().vsock.Listen(port) }
 
 // ServeUnix lets other programs connect to the guest through a Unix socket:
 // they write "CONNECT port\n", read "OK hostport\n", and go on. It returns
 // when ctx or the machine ends.
 func (vm *VM) ServeUnix(ctx context.Context, l *net.UnixListener) error {
-	return vm.board.vsock.ServeUnix(ctx, l)
+	return vm.board.Load().vsock.ServeUnix(ctx, l)
 }
 
 type halfCloser interface {

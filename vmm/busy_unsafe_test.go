@@ -57,7 +57,7 @@ func TestKVMBusyOrForbidden(t *testing.T) {
 		if err := makeBusy(); err != nil {
 			return err
 		}
-		_, err := Start(t.Context(), Config{Kernel: kernel, noAgent: true})
+		_, err := Start(t.Context(), Config{Kernel: kernel, Bare: true})
 		return err
 	})
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "KVM_CREATE_VM") {
@@ -68,7 +68,7 @@ func TestKVMBusyOrForbidden(t *testing.T) {
 		if err := unix.Setfsuid(nobody); err != nil {
 			return err
 		}
-		_, err := Start(t.Context(), Config{Kernel: kernel, KVM: secret, noAgent: true})
+		_, err := Start(t.Context(), Config{Kernel: kernel, KVM: secret, Bare: true})
 		return err
 	})
 	if !errors.Is(err, unix.EACCES) || !strings.Contains(err.Error(), secret) {

@@ -1,21 +1,34 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
 
 // Bounds of what a capture does. Mapping one more extent costs every child
 // some microseconds, as copying a few pages does, and its process one mapping
-// of a limited number; so short gaps between written pages are copied along,
-// and a table that has grown long is rewritten as one layer, though never
-// while the machine stands still.
+// of a limited number; so short gaps between written pages are filled, and a
+// table that has grown long is rewritten as one layer, though never while the
+// machine stands still.
 const (
-	maxGap     = 8    // pages
+	maxGap     = 8    // pages of a gap that is filled from older layers
+	maxZeroGap = 512  // pages of a gap of zeros, which takes no memory
 	maxRuns    = 1024 // extents of one capture
 	maxExtents = 2048 // of a table before it is rewritten
 	fewExtents = 64   // of a table that was rewritten
+)
+
+// When to copy while the machine runs. Each round costs a few scans, and the
+// guest a fault for each page it touches again; a page copied while the
+// machine stands still costs less than a microsecond.
+const (
+	precopyFrom   = 2048 // pages worth a round
+	precopyEnough = 512  // pages left for the pause
+	precopyRounds = 6
 )
 
 // captured is a machine's memory at one instant.
@@ -24,134 +37,344 @@ type captured struct {
 	dirty, copied int64 // pages written since the last capture; pages copied
 }
 
-// capture moves the private pages into a new layer and returns the table that
-// describes all of memory. The machine itself runs on from that layer, so the
-// next capture finds only what was written after this one. On an error the
-// memory is as it was.
-func (m *memory) capture() (captured, error) {
-	runs, err := privatePages(m.ram)
+// memoryCapture is a capture of a machine's memory under way. It has three
+// parts: newCapture while the machine runs, freeze while it stands still, and
+// finish, when it may run again. Only freeze is part of the pause.
+//
+// The new layer has every page at its offset in RAM. So one that was copied
+// before the pause and written again is simply copied again.
+type memoryCapture struct {
+	m      *memory
+	layer  *snapshot.LayerWriter // nil as long as there is nothing to copy
+	copied []run
+	zeros  []run     // given back by the guest since the last capture
+	done   *captured // set early where freeze has to finish
+}
+
+// newCapture begins a capture. If the machine runs meanwhile and has written
+// much, most of that is copied already.
+func (m *memory) newCapture(runs bool) (*memoryCapture, error) {
+	if err := m.trackWrites(); err != nil {
+		return nil, err
+	}
+	c := &memoryCapture{m: m}
+	written, err := m.written()
+	if err != nil || len(written) == 0 {
+		return c, err
+	}
+	if runs && m.tracker != nil {
+		written, err = c.precopy(written)
+	}
+	if err == nil {
+		err = c.reserve(written)
+	}
 	if err != nil {
-		return captured{}, err
+		c.abandon()
+		return nil, err
 	}
-	var c captured
-	for _, r := range runs {
-		c.dirty += r.pages()
-	}
-	base := m.table
-	if m.compact != nil {
-		base = m.compact
-	}
-	runs = coalesce(runs, maxGap, maxRuns)
-	for _, r := range runs {
-		c.copied += r.pages()
-	}
-	if c.table, err = m.layOver(base, runs); err != nil {
-		return captured{}, err
-	}
-	m.remap(c.table)
 	return c, nil
 }
 
-// remap shows the layers of table that the memory does not have yet, in place
-// of the private pages they were copied from. Should there be no room for a
-// mapping, those pages stay private: they hold the same bytes, and the next
-// capture copies them once more.
-func (m *memory) remap(table *snapshot.Table) {
-	m.useSmallPages()
-	known := make(map[*snapshot.Layer]bool)
-	for _, e := range m.table.Extents() {
-		known[e.Layer] = true
+// precopy copies in rounds what the machine writes while it runs, until few
+// pages are left or it writes as fast as they are copied. It returns those
+// that are left.
+func (c *memoryCapture) precopy(written []run) ([]run, error) {
+	left := pagesIn(written)
+	for round := 0; round < precopyRounds && left >= precopyFrom>>min(round, 2); round++ {
+		taken, err := c.m.tracker.take(written)
+		if err != nil {
+			return nil, err
+		}
+		c.m.pending = union(c.m.pending, taken)
+		if err := c.reserve(taken); err != nil {
+			return nil, err
+		}
+		if err := c.copy(taken); err != nil {
+			return nil, err
+		}
+		if written, err = c.m.tracker.written(); err != nil {
+			return nil, err
+		}
+		before := left
+		if left = pagesIn(written); left <= precopyEnough || left > before*3/4 {
+			break
+		}
 	}
-	if mappings.resize(&m.mappings, mappingsOf(table)) == nil {
-		for _, e := range table.Extents() {
-			if !known[e.Layer] && m.overlay(e) != nil {
-				break
+	return written, nil
+}
+
+// reserve gets the memory that the pages will be copied into.
+func (c *memoryCapture) reserve(runs []run) (err error) {
+	if c.layer == nil {
+		if c.layer, err = snapshot.NewLayerWriter(int64(len(c.m.ram))); err != nil {
+			return err
+		}
+	}
+	for _, r := range runs {
+		if err := c.layer.Reserve(r.start, r.end-r.start); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *memoryCapture) copy(runs []run) error {
+	for _, r := range runs {
+		if err := c.layer.WriteAt(c.m.ram[r.start:r.end], r.start); err != nil {
+			return err
+		}
+	}
+	c.copied = union(c.copied, runs)
+	return nil
+}
+
+// freeze copies what is left, and has the next capture find only what is
+// written from now on. The machine stands still.
+func (c *memoryCapture) freeze() error {
+	written, err := c.m.written()
+	if err != nil {
+		return err
+	}
+	if err := c.takeReleased(); err != nil {
+		return err
+	}
+	// Those that an earlier capture took and then failed to keep.
+	written = union(written, lacking(c.m.pending, c.copied))
+	if len(written) > 0 {
+		if c.layer == nil {
+			if err := c.reserve(nil); err != nil {
+				return err
+			}
+		}
+		if err := c.copy(written); err != nil {
+			return err
+		}
+	}
+	if c.m.tracker == nil {
+		return c.finishStill()
+	}
+	c.m.pending = union(c.m.pending, written)
+	_, err = c.m.tracker.take(written)
+	return err
+}
+
+// finishStill is the rest of a capture without write tracking. The pages just
+// copied would count as written for ever; so the machine is given the layer in
+// place of them. Should there be no room for a mapping, they stay, hold the
+// same bytes, and the next capture copies them once more.
+func (c *memoryCapture) finishStill() error {
+	done, runs, err := c.seal()
+	if err != nil {
+		return err
+	}
+	c.done = done
+	c.m.remap(done.table, runs)
+	return nil
+}
+
+// takeReleased takes over what the guest gave back, which is zeros now unless
+// it was written since.
+func (c *memoryCapture) takeReleased() error {
+	c.zeros = c.m.released
+	c.m.released = nil
+	c.copied = lacking(c.copied, c.zeros)
+	if c.layer == nil {
+		return nil
+	}
+	for _, r := range c.zeros {
+		if err := c.layer.Free(r.start, r.end-r.start); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish makes the layer and returns the table that describes all of memory
+// as it was when it was frozen.
+func (c *memoryCapture) finish() (captured, error) {
+	if c.done == nil {
+		done, _, err := c.seal()
+		if err != nil {
+			return captured{}, err
+		}
+		c.done = done
+	}
+	done := *c.done
+	c.done = nil
+	return done, nil
+}
+
+// seal lays the copied pages over what the last capture saw. It also returns
+// the runs that the new layer covers.
+func (c *memoryCapture) seal() (*captured, []run, error) {
+	table, runs, filled, err := c.lay()
+	if err != nil {
+		return nil, nil, err
+	}
+	m := c.m
+	m.base.Release()
+	m.base = table.Retain()
+	m.pending, c.zeros = nil, nil
+	dirty := pagesIn(c.copied)
+	return &captured{table, dirty, dirty + filled}, runs, nil
+}
+
+// lay makes the layer. It also returns the runs that it covers, and how many of
+// their pages are from older layers.
+func (c *memoryCapture) lay() (table *snapshot.Table, runs []run, filled int64, err error) {
+	base, err := c.m.base.Overlay(zeros(c.zeros))
+	if err != nil || c.layer == nil {
+		return base, nil, 0, err
+	}
+	defer base.Release()
+	for _, r := range c.copied {
+		if err := c.layer.FreeZeros(r.start, r.end-r.start); err != nil {
+			return nil, nil, 0, err
+		}
+	}
+	runs = coalesce(joinZeroGaps(c.copied, base), maxGap, maxRuns)
+	for _, gap := range lacking(runs, c.copied) {
+		n, err := copyTable(c.layer, gap, base)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		filled += n
+	}
+	layer, err := c.layer.Seal()
+	c.layer = nil
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	defer layer.Release()
+	table, err = base.Overlay(extentsOf(layer, runs))
+	return table, runs, filled, err
+}
+
+// abandon frees what a failed capture has. What it took counts for the next.
+func (c *memoryCapture) abandon() {
+	c.m.released = union(c.m.released, c.zeros)
+	c.zeros = nil
+	if c.layer != nil {
+		c.layer.Abandon()
+		c.layer = nil
+	}
+	if c.done != nil {
+		c.done.table.Release()
+		c.done = nil
+	}
+}
+
+// trackWrites prepares the first capture. Where writes cannot be tracked,
+// remap does without.
+func (m *memory) trackWrites() (err error) {
+	if m.looked {
+		return nil
+	}
+	m.useSmallPages()
+	if !m.untracked {
+		m.tracker, err = newWriteTracker(m.ram)
+		for _, never := range []error{unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINVAL} {
+			if errors.Is(err, never) {
+				err = nil
 			}
 		}
 	}
-	old := m.table
-	m.table = table.Retain()
-	old.Release()
-	m.forgetCompact()
+	m.looked = err == nil
+	return err
 }
 
-// adoptCompact has the next capture build on table, which describes the same
-// bytes as the memory's own in fewer extents.
-func (m *memory) adoptCompact(table *snapshot.Table) {
-	m.forgetCompact()
-	m.compact = table.Retain()
-}
-
-func (m *memory) forgetCompact() {
-	if m.compact != nil {
-		m.compact.Release()
-		m.compact = nil
+// written are the private pages that no capture has seen as they are now.
+func (m *memory) written() ([]run, error) {
+	if m.tracker != nil {
+		return m.tracker.written()
 	}
+	return privatePages(m.ram)
 }
 
-// layOver copies runs of RAM into a layer over table.
-func (m *memory) layOver(table *snapshot.Table, runs []run) (*snapshot.Table, error) {
-	if len(runs) == 0 {
-		return table.Retain(), nil
+// joinZeroGaps joins runs between which base has nothing but zeros, as the
+// new layer has there without being written.
+func joinZeroGaps(runs []run, base *snapshot.Table) []run {
+	var out []run
+	extents := base.Extents()
+	for _, r := range runs {
+		n := len(out)
+		if n == 0 || r.start-out[n-1].end > maxZeroGap*pageSize {
+			out = append(out, r)
+			continue
+		}
+		for len(extents) > 0 && extents[0].End() <= out[n-1].end {
+			extents = extents[1:]
+		}
+		if len(extents) > 0 && extents[0].Start < r.start {
+			out = append(out, r)
+			continue
+		}
+		out[n-1].end = r.end
 	}
-	return newLayer(table, runs, func(w *snapshot.LayerWriter, r run) (int64, error) {
-		return w.Append(m.ram[r.start:r.end])
-	})
+	return out
 }
+
+// copyTable copies a range of a table to the same place of a layer, and returns
+// how many pages were not zeros to begin with.
+func copyTable(layer *snapshot.LayerWriter, r run, from *snapshot.Table) (pages int64, err error) {
+	buf := make([]byte, min(1<<20, r.end-r.start))
+	for at := r.start; at < r.end; {
+		p := buf[:min(int64(len(buf)), r.end-at)]
+		mapped, err := from.ReadAt(p, at)
+		if err != nil {
+			return 0, err
+		}
+		if mapped {
+			if err := layer.WriteAt(p, at); err != nil {
+				return 0, err
+			}
+			if err := layer.FreeZeros(at, int64(len(p))); err != nil {
+				return 0, err
+			}
+			pages += int64(len(p)) / pageSize
+		}
+		at += int64(len(p))
+	}
+	return pages, nil
+}
+
+func extentsOf(layer *snapshot.Layer, runs []run) []snapshot.Extent {
+	extents := make([]snapshot.Extent, len(runs))
+	for i, r := range runs {
+		extents[i] = snapshot.Extent{Start: r.start, Length: r.end - r.start, Layer: layer, Offset: r.start}
+	}
+	return extents
+}
+
+func zeros(runs []run) []snapshot.Extent { return extentsOf(nil, runs) }
 
 // compactTable describes the same bytes as table in a layer of their own and
-// few extents.
-func compactTable(table *snapshot.Table) (*snapshot.Table, error) {
-	extents := table.Extents()
-	all := make([]run, 0, len(extents))
-	for _, e := range extents {
-		all = appendRun(all, run{e.Start, e.End()})
-	}
+// at most limit extents.
+func compactTable(table *snapshot.Table, limit int) (*snapshot.Table, error) {
+	all := runsOf(table)
 	zero := snapshot.NewTable(table.Size())
 	defer zero.Release()
-	buf := make([]byte, 1<<20)
-	return newLayer(zero, coalesce(all, maxGap, fewExtents), func(w *snapshot.LayerWriter, r run) (int64, error) {
-		start := w.Size()
-		for at := r.start; at < r.end; {
-			p := buf[:min(int64(len(buf)), r.end-at)]
-			if err := table.ReadAt(p, at); err != nil {
-				return 0, err
-			}
-			if _, err := w.Append(p); err != nil {
-				return 0, err
-			}
-			at += int64(len(p))
-		}
-		return start, nil
-	})
-}
-
-// newLayer has write copy each run into a new layer, and lays that over table.
-func newLayer(table *snapshot.Table, runs []run, write func(*snapshot.LayerWriter, run) (offset int64, err error)) (*snapshot.Table, error) {
-	w, err := snapshot.NewLayerWriter()
+	if len(all) == 0 {
+		return zero.Retain(), nil
+	}
+	w, err := snapshot.NewLayerWriter(table.Size())
 	if err != nil {
 		return nil, err
 	}
 	defer w.Abandon()
-	extents := make([]snapshot.Extent, 0, len(runs))
-	for _, r := range runs {
-		off, err := write(w, r)
-		if err != nil {
+	for _, r := range all {
+		if _, err := copyTable(w, r, table); err != nil {
 			return nil, err
 		}
-		extents = append(extents, snapshot.Extent{Start: r.start, Length: r.end - r.start, Offset: off})
 	}
 	layer, err := w.Seal()
 	if err != nil {
 		return nil, err
 	}
 	defer layer.Release()
-	for i := range extents {
-		extents[i].Layer = layer
-	}
-	top, err := table.Overlay(extents)
+	compact, err := zero.Overlay(extentsOf(layer, coalesce(joinZeroGaps(all, zero), maxGap, limit)))
 	if err != nil {
 		return nil, fmt.Errorf("vmm: %w", err)
 	}
-	return top, nil
+	return compact, nil
 }

@@ -16,28 +16,21 @@ type instant struct {
 
 // readClocks reads both clocks of the machine. There is no way to read them at
 // once on every host, so the counter is read between two reads of the clock,
-// and of several tries the one with the least time between is taken.
-func (s *shell) readClocks() (now instant, err error) {
-	const tries = 5
-	c := s.vcpus[0]
-	ok := c.do(func() {
-		best := uint64(math.MaxUint64)
-		for range tries {
-			var try instant
-			var width uint64
-			if try, width, err = s.readClocksOnce(c); err != nil {
-				return
-			}
-			if width < best {
-				best, now = width, try
-			}
+// and of several tries the first with less than 5 µs between, or
+// that with the least, is taken. It runs on the thread of lead.
+func (s *shell) readClocks(lead *vcpu) (now instant, err error) {
+	const tries, narrow = 5, 5000
+	best := uint64(math.MaxUint64)
+	for try := 0; try < tries && best > narrow; try++ {
+		at, width, err := s.readClocksOnce(lead)
+		if err != nil {
+			return instant{}, fmt.Errorf("vmm: read clocks: %w", err)
 		}
-		now.offset, err = c.kvm.TSCOffset()
-	})
-	if !ok {
-		return instant{}, ErrClosed
+		if width < best {
+			best, now = width, at
+		}
 	}
-	if err != nil {
+	if now.offset, err = lead.kvm.TSCOffset(); err != nil {
 		return instant{}, fmt.Errorf("vmm: read clocks: %w", err)
 	}
 	return now, nil
@@ -66,19 +59,19 @@ func (s *shell) readClocksOnce(c *vcpu) (at instant, width uint64, err error) {
 //
 // Some KVMs accept an offset and do not apply it. There the counter shows the
 // host's time, and the clock is set to agree with that instead.
-func (s *shell) restoreClocks(st *kvmState) (offset uint64, err error) {
+func (s *shell) restoreClocks(lead *vcpu, st *kvmState) (offset uint64, err error) {
 	clock := st.Chips.Clock
 	if err := s.vm.SetClock(&clock); err != nil {
 		return 0, fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
 	}
-	now, err := s.readClocks()
+	now, err := s.readClocks(lead)
 	if err != nil {
 		return 0, err
 	}
 	saved, khz := st.VCPUs[0].TSC, st.VCPUs[0].TSCKHz
 	passed := now.clock - min(now.clock, clock.Clock)
 	offset = saved + cycles(passed, khz) - (now.tsc - now.offset)
-	if offset == now.offset || s.tscOffsetWorks(offset) {
+	if offset == now.offset || tscOffsetWorks(lead, offset) {
 		return offset, nil
 	}
 	if now.tsc > saved && khz != 0 {
@@ -92,15 +85,12 @@ func (s *shell) restoreClocks(st *kvmState) (offset uint64, err error) {
 }
 
 // tscOffsetWorks sets the offset of the first vCPU and reads it back.
-func (s *shell) tscOffsetWorks(offset uint64) bool {
-	var got uint64
-	c := s.vcpus[0]
-	c.do(func() {
-		if err := c.kvm.SetTSCOffset(offset); err == nil {
-			got, _ = c.kvm.TSCOffset()
-		}
-	})
-	return got == offset
+func tscOffsetWorks(lead *vcpu, offset uint64) bool {
+	if err := lead.kvm.SetTSCOffset(offset); err != nil {
+		return false
+	}
+	got, err := lead.kvm.TSCOffset()
+	return err == nil && got == offset
 }
 
 // cycles converts nanoseconds to cycles of a counter of khz thousand a second.

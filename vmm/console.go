@@ -33,6 +33,13 @@ func (c *console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// clear forgets what was written.
+func (c *console) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ring, c.at = nil, 0
+}
+
 // Bytes is a copy of the last 64 KiB.
 func (c *console) Bytes() []byte {
 	c.mu.Lock()

@@ -37,6 +37,7 @@ func limit(t *testing.T, resource int, to uint64) (restore func()) {
 func TestForkWithoutDescriptorsLeavesTheParentRunning(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 10)
+	forkAndClose(t, vm, 1) // what the process and the machine open once
 	before := holdings(t, vm)
 	// Descriptors are given from the lowest free number on: a limit of n
 	// leaves room for as many as are free below n.

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -20,6 +21,9 @@ import (
 // mapping for every extent and every gap between two.
 func holdings(t testing.TB, living ...*VM) map[string]int {
 	t.Helper()
+	if err := WaitFreed(context.Background()); err != nil {
+		t.Fatal(err)
+	}
 	runtime.GC()
 	h := map[string]int{"goroutines": runtime.NumGoroutine()}
 	for _, kind := range []string{"fd", "task"} {
@@ -46,8 +50,10 @@ func holdings(t testing.TB, living ...*VM) map[string]int {
 	}
 	for _, vm := range living {
 		layers := make(map[*snapshot.Layer]bool)
-		for _, e := range vm.mem.table.Extents() {
-			layers[e.Layer] = true
+		for _, table := range []*snapshot.Table{vm.mem.birth, vm.mem.table, vm.mem.base} {
+			for _, e := range table.Extents() {
+				layers[e.Layer] = true
+			}
 		}
 		h["fd"] -= len(layers)
 	}

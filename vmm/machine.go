@@ -12,7 +12,6 @@ import (
 	"github.com/forkvm/forkvm/devices/acpi"
 	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/guestagent/proto"
-	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -21,44 +20,62 @@ import (
 // machine take turns.
 type VM struct {
 	cfg     Config
+	begin   time.Time // of the call that made the machine
 	console *console
 	shell   *shell
-	board   *board
-	agent   *client.Client
-	info    client.Info // what the agent said when it was ready
 	msrs    *msrList
-	timings Timings
+	info    client.Info // what the agent said when it was ready
 
-	// Shorthands of the exit path.
+	// Replaced by a reset.
+	board atomic.Pointer[board]
+	agent atomic.Pointer[client.Client]
+
+	// Shorthands of the exit path; replaced while no vCPU runs.
 	mem       *memory
 	pio, mmio interface {
 		Read(addr uint64, p []byte) bool
 		Write(addr uint64, p []byte) bool
 	}
 
-	// turn is held by whoever pauses, captures, resumes or closes. Lock
-	// order: turn, then the locks of vCPUs and devices.
+	// turn is held by whoever pauses, captures, resets, resumes or closes.
+	// Lock order: turn, then the locks of vCPUs and devices.
 	turn   turn
-	paused bool // guarded by turn: the user paused it
+	paused bool          // guarded by turn: the user paused it
+	origin *machineState // guarded by turn: what a reset goes back to; nil if it was booted
+	pool   *shellPool    // guarded by turn: nil until the first capture
+
+	timingsMu sync.Mutex
+	timings   Timings // guarded by timingsMu
 
 	stopping atomic.Bool   // no vCPU enters the guest any more
 	outcome  *Outcome      // set before ended is closed, then constant
 	ended    chan struct{} // closed when all is quiet after a stop
 	closing  sync.Once
-	closed   error
+}
+
+// machineState is all of a machine but its memory. It is immutable.
+type machineState struct {
+	kvm   *kvmState
+	board boardState
+	msrs  *msrList
 }
 
 // Timings says where the time went until a machine could be used. A boot
 // leaves the fields of a fork zero, and the reverse.
+//
+// All but the times of a phase count from the start of the call that made the
+// machine, or reset it: of [Start], [VM.Fork], [Image.Start] or [VM.Reset].
 type Timings struct {
-	Create     time.Duration // KVM's objects, memory mapped
-	Load       time.Duration // boot: kernel and initramfs in memory
-	Restore    time.Duration // fork: state written to KVM and devices
-	StateReady time.Duration // from the start of the call until the vCPUs could run
-	AgentReady time.Duration // from the start of the call to the agent's confirmation
+	Create  time.Duration // phase: KVM's objects, memory mapped
+	Load    time.Duration // phase of a boot: kernel and initramfs in memory
+	Restore time.Duration // phase of a fork: state written to KVM and devices
 
-	Pause   time.Duration // fork: how long the parent stood still
-	Capture time.Duration // fork: the part of Pause that copied memory
+	StateReady time.Duration // until the vCPUs could run
+	FirstExit  time.Duration // until the guest came back to the host for the first time; 0 if it has not yet
+	AgentReady time.Duration // until the agent's confirmation
+
+	Pause   time.Duration // phase of a fork: how long the parent stood still
+	Capture time.Duration // phase of a fork: the part of Pause that copied memory
 	// fork: pages the parent had written since its last capture, and pages
 	// that the capture copied
 	DirtyPages, CopiedPages int64
@@ -76,34 +93,56 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := snapshot.NewTable(cfg.Memory)
-	defer table.Release()
-	vm, err := newVM(cfg, table, nil)
+	shell, err := buildShell(specOf(cfg, nil))
 	if err != nil {
 		return nil, err
 	}
-	vm.timings.Create = time.Since(begin)
-	if err := vm.boot(ctx, begin, cmdline); err != nil {
+	table := snapshot.NewTable(cfg.Memory)
+	defer table.Release()
+	vm, err := newVM(cfg, begin, shell, table)
+	if err != nil {
+		return nil, err
+	}
+	vm.time(func(t *Timings) { t.Create = time.Since(begin) })
+	if err := vm.boot(ctx, cmdline); err != nil {
 		return nil, errors.Join(err, vm.Close())
 	}
 	return vm, nil
 }
 
-// newVM makes a machine whose vCPUs are parked and whose board is empty. See
-// newShell for cpuid.
-func newVM(cfg Config, table *snapshot.Table, cpuid []kvm.CPUIDEntry2) (*VM, error) {
-	vm := &VM{cfg: cfg, console: newConsole(cfg.Console), turn: newTurn(), ended: make(chan struct{})}
-	fail := func(c *vcpu, err error) {
-		o := vm.crash(c, err.Error())
-		o.Cause = err
-		vm.stop(o)
+// newVM makes a machine of a shell that is unused, whose memory is to be what
+// table says. Its vCPUs are parked and its board is empty. On an error the
+// shell is freed.
+func newVM(cfg Config, begin time.Time, shell *shell, table *snapshot.Table) (*VM, error) {
+	vm := &VM{
+		cfg: cfg, begin: begin, console: newConsole(cfg.Console), shell: shell, mem: shell.mem,
+		turn: newTurn(), ended: make(chan struct{}),
 	}
-	shell, err := newShell(cfg.KVM, cfg.VCPUs, table, cpuid, vm.handleExit, fail)
-	if err != nil {
+	if err := shell.mem.mapTable(table); err != nil {
+		inBackground(func() { shell.close() })
 		return nil, err
 	}
-	vm.shell, vm.mem = shell, shell.mem
+	for _, c := range shell.vcpus {
+		c.exit, c.fail = vm.handleExit, func(c *vcpu, err error) {
+			o := vm.crash(c, err.Error())
+			o.Cause = err
+			vm.stop(o)
+		}
+	}
+	shell.vcpus[0].first = vm.firstExit
 	return vm, nil
+}
+
+// firstExit runs on the first vCPU's thread.
+func (vm *VM) firstExit() {
+	vm.time(func(t *Timings) { t.FirstExit = time.Since(vm.begin) })
+}
+
+// time changes the timings.
+func (vm *VM) time(f func(*Timings)) {
+	vm.timingsMu.Lock()
+	defer vm.timingsMu.Unlock()
+	f(&vm.timings)
 }
 
 func (vm *VM) env() boardEnv {
@@ -114,12 +153,14 @@ func (vm *VM) env() boardEnv {
 	}
 }
 
+// setBoard gives the machine its devices, while no vCPU runs.
 func (vm *VM) setBoard(b *board) {
-	vm.board, vm.pio, vm.mmio = b, &b.pio, &b.mmio
+	vm.board.Store(b)
+	vm.pio, vm.mmio = &b.pio, &b.mmio
 }
 
 // boot loads the guest, lets it run and waits for its agent.
-func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
+func (vm *VM) boot(ctx context.Context, cmdline string) error {
 	b, err := newBoard(vm.env())
 	if err != nil {
 		return err
@@ -132,18 +173,19 @@ func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
 	if err := vm.load(cmdline); err != nil {
 		return err
 	}
-	vm.timings.Load = time.Since(start)
+	vm.time(func(t *Timings) { t.Load = time.Since(start) })
 	vm.cfg.Initramfs = nil // it is in the guest's memory; no child needs it
-	if vm.cfg.noAgent {
+	if vm.cfg.Bare {
+		vm.time(func(t *Timings) { t.StateReady = time.Since(vm.begin) })
 		vm.run()
 		return nil
 	}
-	ready, err := vm.board.vsock.Listen(proto.ReadyPort)
+	ready, err := b.vsock.Listen(proto.ReadyPort)
 	if err != nil {
 		return fmt.Errorf("vmm: wait for the agent: %w", err)
 	}
 	defer ready.Close()
-	vm.timings.StateReady = time.Since(begin)
+	vm.time(func(t *Timings) { t.StateReady = time.Since(vm.begin) })
 	vm.run()
 	if err := vm.awaitAgent(ctx, ready); err != nil {
 		return fmt.Errorf("vmm: boot: %w", err)
@@ -151,7 +193,7 @@ func (vm *VM) boot(ctx context.Context, begin time.Time, cmdline string) error {
 	if err := vm.renewIdentity(ctx); err != nil {
 		return fmt.Errorf("vmm: boot: %w", err)
 	}
-	vm.timings.AgentReady = time.Since(begin)
+	vm.time(func(t *Timings) { t.AgentReady = time.Since(vm.begin) })
 	return nil
 }
 
@@ -226,12 +268,12 @@ func (vm *VM) stop(o Outcome) {
 
 // finish quiets the board and completes the outcome with the console's end.
 func (vm *VM) finish(o Outcome) *Outcome {
-	if vm.board != nil {
+	if b := vm.board.Load(); b != nil {
 		// The last words may still be on their way to a slow console.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = vm.board.serial.Flush(ctx)
-		vm.board.close()
+		_ = b.serial.Flush(ctx)
+		b.close()
 	}
 	o.Console = string(vm.console.Bytes())
 	if errors.Is(o.Err, ErrReset) {
@@ -265,22 +307,34 @@ func (vm *VM) Wait(ctx context.Context) error {
 // Done is closed when the machine has ended.
 func (vm *VM) Done() <-chan struct{} { return vm.ended }
 
-// Close ends the machine if it still runs, and frees all it had: threads,
-// descriptors, memory. Further calls do nothing. It is bounded: a guest
-// cannot delay it, only a [Config] Trace or Console that blocks.
+// Close ends the machine if it still runs. When it returns no vCPU runs any
+// more and every connection is cut; what the kernel has to free is freed in
+// the background, see [WaitFreed]. Further calls do nothing. It is bounded: a
+// guest cannot delay it, only a [Config] Trace or Console that blocks.
 func (vm *VM) Close() error {
 	vm.closing.Do(func() {
 		vm.stop(Outcome{Err: ErrClosed})
 		<-vm.ended
 		vm.turn.take()
 		defer vm.turn.give()
-		vm.closed = vm.shell.close()
+		if vm.pool != nil {
+			vm.pool.leave()
+		}
+		inBackground(func() {
+			if err := vm.shell.close(); err != nil {
+				vm.cfg.Logger.Error("free a machine", "error", err)
+			}
+		})
 	})
-	return vm.closed
+	return nil
 }
 
 // Timings says where the time went until the machine could be used.
-func (vm *VM) Timings() Timings { return vm.timings }
+func (vm *VM) Timings() Timings {
+	vm.timingsMu.Lock()
+	defer vm.timingsMu.Unlock()
+	return vm.timings
+}
 
 // Stats counts the machine's exits since it was started or forked.
 func (vm *VM) Stats() ExitStats {
@@ -288,7 +342,8 @@ func (vm *VM) Stats() ExitStats {
 	for _, c := range vm.shell.vcpus {
 		s.add(&c.counters)
 	}
-	for _, b := range []interface{ Unmatched() (uint64, uint64) }{&vm.board.pio, &vm.board.mmio} {
+	board := vm.board.Load()
+	for _, b := range []interface{ Unmatched() (uint64, uint64) }{&board.pio, &board.mmio} {
 		r, w := b.Unmatched()
 		s.UnmatchedRead += r
 		s.UnmatchedWrite += w

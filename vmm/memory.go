@@ -16,46 +16,65 @@ const pageSize = snapshot.PageSize
 var errNotRAM = errors.New("vmm: guest address is not RAM")
 
 // memory is a machine's RAM: one range of host addresses, private to the
-// process, described by an extent table. What the machine writes stays in
-// private pages on top of the layers until a capture moves it into one.
+// process, over which the layers of an extent table are mapped. What the
+// machine writes stays in private pages on top of them; captures copy those.
 //
 // Offsets into it are RAM offsets: equal to guest-physical addresses below
 // the gap, 1 GiB less above.
+//
+// Fields after ram are guarded by the machine's turn.
 type memory struct {
-	ram   []byte
-	table *snapshot.Table // what is mapped; guarded by the machine's turn
+	ram []byte
 
-	// compact describes the same bytes as table in fewer extents; nil if
-	// there is no such. Guarded by the machine's turn.
-	compact *snapshot.Table
+	birth *snapshot.Table // what a reset brings back
+	table *snapshot.Table // what is mapped: birth, but see remap
+	base  *snapshot.Table // what the last capture saw; birth if there was none
 
-	mappings int64 // share of the budget of that name
+	looked   bool          // whether a tracker can be had was found out
+	tracker  *writeTracker // nil where it cannot
+	pending  []run         // taken from the tracker, but in no layer yet
+	released []run         // given back by the guest since the last capture
+
+	untracked bool  // for tests: as on an older kernel
+	mappings  int64 // share of the budget of that name
 }
 
-// mapMemory reserves a range and maps table into it. It takes a reference on
-// the table.
-func mapMemory(table *snapshot.Table) (*memory, error) {
+// reserveMemory reserves a range for size bytes of RAM, all zeros until a
+// table is mapped into it.
+func reserveMemory(size int64) (*memory, error) {
 	m := new(memory)
-	if err := mappings.resize(&m.mappings, mappingsOf(table)); err != nil {
+	if err := mappings.resize(&m.mappings, 1); err != nil {
 		return nil, err
 	}
-	ram, err := unix.Mmap(-1, 0, int(table.Size()), unix.PROT_READ|unix.PROT_WRITE,
+	ram, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		m.close()
-		return nil, fmt.Errorf("vmm: reserve %d MiB of guest memory: %w", table.Size()>>20, err)
+		return nil, fmt.Errorf("vmm: reserve %d MiB of guest memory: %w", size>>20, err)
 	}
-	m.ram, m.table = ram, table.Retain()
+	m.ram = ram
+	return m, nil
+}
+
+// mapTable maps a table of its size into reserved memory that nothing has
+// touched. It takes references on the table.
+func (m *memory) mapTable(table *snapshot.Table) error {
+	if table.Size() != int64(len(m.ram)) {
+		return fmt.Errorf("vmm: %d bytes of memory for a machine of %d", table.Size(), len(m.ram))
+	}
+	if err := mappings.resize(&m.mappings, mappingsOf(table)); err != nil {
+		return err
+	}
 	if len(table.Extents()) > 0 {
 		m.useSmallPages()
 	}
 	for _, e := range table.Extents() {
 		if err := m.overlay(e); err != nil {
-			m.close()
-			return nil, err
+			return err
 		}
 	}
-	return m, nil
+	m.birth, m.table, m.base = table.Retain(), table.Retain(), table.Retain()
+	return nil
 }
 
 // useSmallPages keeps the kernel from backing what is not a layer's with huge
@@ -74,16 +93,47 @@ func (m *memory) overlay(e snapshot.Extent) error {
 	return nil
 }
 
+// remap shows the new layer of table in place of the private pages that were
+// copied into it, at runs. It may stop half way; what it has not mapped holds
+// the same bytes.
+func (m *memory) remap(table *snapshot.Table, runs []run) {
+	if mappings.resize(&m.mappings, mappingsOf(table)) != nil {
+		return
+	}
+	m.table.Release()
+	m.table = table.Retain()
+	for _, e := range table.Extents() {
+		if len(lacking([]run{{e.Start, e.End()}}, runs)) == 0 && m.overlay(e) != nil {
+			return
+		}
+	}
+}
+
+// adoptCompact has the next capture build on table, which describes the same
+// bytes as the last one's in fewer extents.
+func (m *memory) adoptCompact(table *snapshot.Table) {
+	m.base.Release()
+	m.base = table.Retain()
+}
+
 func (m *memory) close() error {
 	_ = mappings.resize(&m.mappings, 0)
-	if m.ram == nil {
-		return nil
+	for _, t := range []*snapshot.Table{m.birth, m.table, m.base} {
+		if t != nil {
+			t.Release()
+		}
 	}
-	err := unix.Munmap(m.ram)
-	m.ram = nil
-	m.forgetCompact()
-	m.table.Release()
-	return err
+	m.birth, m.table, m.base = nil, nil, nil
+	var errs []error
+	if m.ram != nil {
+		errs = append(errs, unix.Munmap(m.ram))
+		m.ram = nil
+	}
+	if m.tracker != nil {
+		errs = append(errs, m.tracker.close())
+		m.tracker = nil
+	}
+	return errors.Join(errs...)
 }
 
 // region is a contiguous piece of RAM in guest-physical space.

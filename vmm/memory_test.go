@@ -22,7 +22,7 @@ func newMemory(t *testing.T, size int64) *memory {
 
 func mapped(t *testing.T, table *snapshot.Table) *memory {
 	t.Helper()
-	m, err := mapMemory(table)
+	m, err := reserveMemory(table.Size())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,42 @@ func mapped(t *testing.T, table *snapshot.Table) *memory {
 			t.Error(err)
 		}
 	})
+	if err := m.mapTable(table); err != nil {
+		t.Fatal(err)
+	}
 	return m
+}
+
+// capture captures a memory whose machine stands still all the time.
+func capture(t testing.TB, m *memory) captured {
+	t.Helper()
+	return captureWhile(t, m, false, func() {})
+}
+
+// captureWhile captures the memory of a machine that runs until it is frozen,
+// when stop is called.
+func captureWhile(t testing.TB, m *memory, runs bool, stop func()) captured {
+	t.Helper()
+	c, err := m.newCapture(runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.abandon()
+	stop()
+	if err := c.freeze(); err != nil {
+		t.Fatal(err)
+	}
+	done, err := c.finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// bothWays runs a test with write tracking and as on a kernel that has none.
+func bothWays(t *testing.T, f func(t *testing.T, untracked bool)) {
+	t.Run("tracked", func(t *testing.T) { f(t, false) })
+	t.Run("untracked", func(t *testing.T) { f(t, true) })
 }
 
 func TestSliceAroundTheGap(t *testing.T) {
@@ -71,10 +106,13 @@ func TestSliceAroundTheGap(t *testing.T) {
 	}
 }
 
-func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) {
+func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) { bothWays(t, testChildrenAgainstPlainCopy) }
+
+func testChildrenAgainstPlainCopy(t *testing.T, untracked bool) {
 	const pages = 512
 	rng := rand.New(rand.NewSource(2))
 	parent := newMemory(t, pages*pageSize)
+	parent.untracked = untracked
 	scribble := func(m *memory, model []byte, n int) {
 		for range n {
 			at := rng.Intn(len(model) - 64)
@@ -87,10 +125,7 @@ func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) {
 	model := make([]byte, pages*pageSize)
 	for round := range 20 {
 		scribble(parent, model, 1+rng.Intn(300))
-		c, err := parent.capture()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := capture(t, parent)
 		table := c.table
 		if c.dirty == 0 {
 			t.Fatalf("round %d: nothing found to capture", round)
@@ -113,22 +148,22 @@ func TestCaptureAndChildrenAgainstPlainCopy(t *testing.T) {
 	}
 }
 
-func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) {
+func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) { bothWays(t, testOnlyWhatWasWritten) }
+
+func testOnlyWhatWasWritten(t *testing.T, untracked bool) {
 	m := newMemory(t, 4<<20)
+	m.untracked = untracked
 	for _, page := range []int{3, 4, 100, 700} {
 		m.ram[page*pageSize] = 1
 	}
-	capture := func() int64 {
+	dirty := func() int64 {
 		t.Helper()
-		c, err := m.capture()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := capture(t, m)
 		c.table.Release()
 		return c.dirty
 	}
 	// Before the first capture the kernel may use huge pages.
-	if n := capture(); n < 4 {
+	if n := dirty(); n < 4 {
 		t.Errorf("first capture: %d pages, wrote 4", n)
 	}
 	_ = m.ram[900*pageSize] // reading makes no private page
@@ -136,7 +171,7 @@ func TestCaptureFindsOnlyWhatWasWrittenSince(t *testing.T) {
 		for _, p := range pages {
 			m.ram[p*pageSize+5] = 2
 		}
-		if n := capture(); n != int64(len(pages)) {
+		if n := dirty(); n != int64(len(pages)) {
 			t.Errorf("capture %d: %d pages, wrote %v", i, n, pages)
 		}
 	}
@@ -152,11 +187,8 @@ func TestCompactTables(t *testing.T) {
 		for range 200 {
 			m.ram[rng.Intn(pages)*pageSize] = byte(rng.Int())
 		}
-		c, err := m.capture()
-		if err != nil {
-			t.Fatal(err)
-		}
-		compact, err := compactTable(c.table)
+		c := capture(t, m)
+		compact, err := compactTable(c.table, fewExtents)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,10 +213,7 @@ func TestCaptureCopiesLittleMoreThanIsDirty(t *testing.T) {
 		for i := range n {
 			m.ram[i*(1<<30/n)+64] = byte(n)
 		}
-		c, err := m.capture()
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := capture(t, m)
 		c.table.Release()
 		if c.dirty > 1 && n > 1 && c.dirty < n || c.copied > c.dirty+n*maxGap {
 			t.Errorf("%d pages written: %d dirty, %d copied", n, c.dirty, c.copied)
@@ -200,10 +229,7 @@ func TestCaptureOnBothSidesOfTheGap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := m.capture()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := capture(t, m)
 	child := mapped(t, c.table)
 	c.table.Release()
 	for i, gpa := range []uint64{0, gapStart - pageSize, gapEnd, 5<<30 - pageSize} {
@@ -230,7 +256,7 @@ func TestPagemapScanAgreesWithPagemap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fast, err := scanPagemap(f, m.ram)
+	fast, err := scan(f, m.ram, 0, 0)
 	if errors.Is(err, unix.ENOTTY) {
 		t.Log("this kernel has no PAGEMAP_SCAN")
 		return

@@ -62,7 +62,7 @@ func startMicro(t testing.TB, code []byte, edit ...func(*Config)) *VM {
 	if err := os.WriteFile(path, elfKernel(code), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Kernel: path, Memory: MinMemory, noAgent: true}
+	cfg := Config{Kernel: path, Memory: MinMemory, Bare: true}
 	for _, f := range edit {
 		f(&cfg)
 	}
@@ -72,6 +72,17 @@ func startMicro(t testing.TB, code []byte, edit ...func(*Config)) *VM {
 	}
 	t.Cleanup(func() { closeVM(t, vm) })
 	return vm
+}
+
+func forkAndClose(t testing.TB, vm *VM, n int) {
+	t.Helper()
+	children, err := vm.Fork(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range children {
+		closeVM(t, c)
+	}
 }
 
 func closeVM(t testing.TB, vm *VM) {
@@ -164,7 +175,7 @@ func TestPauseStopsTheGuestAndResumeContinues(t *testing.T) {
 		}
 	}
 	first := counter(t, vm)
-	if err := vm.shell.onAll(func(*vcpu) error { return nil }); err != nil {
+	if err := vm.shell.onAll(nil, func(*vcpu) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if second := counter(t, vm); second != first {
@@ -249,22 +260,30 @@ func TestForkStateIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.Release()
-	child, err := newVM(image.cfg, table, image.kvm.CPUID)
+	shell, err := image.pool.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := newVM(image.cfg, time.Now(), shell, table)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeVM(t, child)
-	if err := child.shell.restoreKVM(image.kvm); err != nil {
-		t.Fatal(err)
-	}
-	again, err := child.shell.saveKVM(image.msrs)
+	saved := image.state.kvm
+	var again *kvmState
+	err = child.onLead(func(lead *vcpu) (err error) {
+		if err = shell.restoreKVM(lead, saved); err == nil {
+			again, err = shell.saveKVM(lead, image.state.msrs)
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := compareStates(image.kvm, again); diff != "" {
+	if diff := compareStates(saved, again); diff != "" {
 		t.Errorf("state after a restore differs (-saved +restored):\n%s", diff)
 	}
-	if apart := clocksApart(image.kvm, again); apart > 2*time.Millisecond {
+	if apart := clocksApart(saved, again); apart > 2*time.Millisecond {
 		t.Errorf("counter and clock went %v apart", apart)
 	}
 	if !bytes.Equal(child.mem.ram, vm.mem.ram) {
@@ -289,7 +308,7 @@ func TestCloseDuringCapture(t *testing.T) {
 			}
 			continue
 		}
-		if got := image.board.Virtio[slotRNG].Status; got != acknowledge {
+		if got := image.state.board.Virtio[slotRNG].Status; got != acknowledge {
 			t.Errorf("captured a device of status %d", got)
 		}
 		image.Close()
@@ -358,15 +377,7 @@ func TestContextEndsWaiting(t *testing.T) {
 func TestNothingIsLeftBehind(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 10)
-	cycle := func() {
-		children, err := vm.Fork(t.Context(), 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range children {
-			closeVM(t, c)
-		}
-	}
+	cycle := func() { forkAndClose(t, vm, 2) }
 	cycle()
 	before := holdings(t, vm)
 	for range 100 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,6 +16,25 @@ type run struct{ start, end int64 }
 
 func (r run) pages() int64 { return (r.end - r.start) / pageSize }
 
+var (
+	pagemapMu   sync.Mutex
+	pagemapFile *os.File // guarded by pagemapMu
+)
+
+// pagemap is /proc/self/pagemap, opened once for the process.
+func pagemap() (*os.File, error) {
+	pagemapMu.Lock()
+	defer pagemapMu.Unlock()
+	if pagemapFile == nil {
+		f, err := os.Open("/proc/self/pagemap")
+		if err != nil {
+			return nil, err
+		}
+		pagemapFile = f
+	}
+	return pagemapFile, nil
+}
+
 // privatePages finds the pages of ram that are private to it: written since
 // they were mapped, by the guest or by a device, and so not those of a layer.
 // No page may be written meanwhile.
@@ -22,12 +42,11 @@ func (r run) pages() int64 { return (r.end - r.start) / pageSize }
 // PAGEMAP_SCAN (Linux 6.7) answers with ranges; before that every page's
 // entry in /proc/self/pagemap is read.
 func privatePages(ram []byte) ([]run, error) {
-	f, err := os.Open("/proc/self/pagemap")
+	f, err := pagemap()
 	if err != nil {
 		return nil, fmt.Errorf("vmm: find written pages: %w", err)
 	}
-	defer f.Close()
-	runs, err := scanPagemap(f, ram)
+	runs, err := scan(f, ram, 0, 0)
 	if errors.Is(err, unix.ENOTTY) {
 		runs, err = readPagemap(f, ram)
 	}
@@ -115,6 +134,60 @@ func joinGaps(runs []run, widest int64, ties int) []run {
 			}
 		}
 		out = append(out, r)
+	}
+	return out
+}
+
+// union is the pages of either; both are in order.
+func union(a, b []run) []run {
+	if len(a) == 0 {
+		return b
+	}
+	out := make([]run, 0, len(a)+len(b))
+	for len(a) > 0 || len(b) > 0 {
+		from := &a
+		if len(a) == 0 || len(b) > 0 && b[0].start < a[0].start {
+			from = &b
+		}
+		r := (*from)[0]
+		*from = (*from)[1:]
+		if n := len(out); n > 0 && r.start <= out[n-1].end {
+			out[n-1].end = max(out[n-1].end, r.end)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// pagesIn counts the pages of runs.
+func pagesIn(runs []run) int64 {
+	var n int64
+	for _, r := range runs {
+		n += r.pages()
+	}
+	return n
+}
+
+// lacking is what of a no run of b covers; both are in order.
+func lacking(a, b []run) []run {
+	var out []run
+	for _, r := range a {
+		for len(b) > 0 && b[0].end <= r.start {
+			b = b[1:]
+		}
+		for _, c := range b {
+			if c.start >= r.end {
+				break
+			}
+			if c.start > r.start {
+				out = append(out, run{r.start, c.start})
+			}
+			r.start = max(r.start, c.end)
+		}
+		if r.start < r.end {
+			out = append(out, r)
+		}
 	}
 	return out
 }

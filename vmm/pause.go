@@ -46,7 +46,7 @@ func (vm *VM) Pause(ctx context.Context) error {
 	}
 	defer vm.turn.give()
 	if !vm.paused {
-		vm.halt()
+		vm.halt(nil)
 		vm.paused = true
 	}
 	return nil
@@ -60,29 +60,38 @@ func (vm *VM) Resume(ctx context.Context) error {
 	defer vm.turn.give()
 	if vm.paused {
 		vm.paused = false
-		vm.proceed()
+		vm.proceed(nil)
 	}
 	return nil
 }
 
 // halt stops the guest: first the vCPUs, so that nothing new is asked of the
-// devices, then the devices. The caller has the turn.
-func (vm *VM) halt() {
+// devices, then the devices. The caller has the turn, and if it runs on the
+// thread of a vCPU, self is that one.
+func (vm *VM) halt(self *vcpu) {
 	// Each vCPU parks on its own thread at the same time.
-	_ = vm.shell.onAll(func(c *vcpu) error { c.parked = true; return nil })
-	vm.board.quiesce()
+	_ = vm.shell.onAll(self, func(c *vcpu) error { c.parked = true; return nil })
+	vm.board.Load().quiesce()
 }
 
-// proceed is the reverse of halt. The guest is told that it stood still, so
-// its watchdogs do not take the pause for a stall.
-func (vm *VM) proceed() {
-	vm.tellPaused()
-	vm.board.resume()
-	vm.run()
+// proceed is the reverse of halt.
+func (vm *VM) proceed(self *vcpu) {
+	vm.board.Load().resume()
+	for _, c := range vm.shell.vcpus {
+		if c == self {
+			c.enter(vm.stopped)
+		} else {
+			c.unpark(vm.stopped)
+		}
+	}
 }
 
-// tellPaused sets the flag of KVM_KVMCLOCK_CTRL. A guest without the KVM
-// clock has none, which KVM answers with EINVAL.
-func (vm *VM) tellPaused() {
-	_ = vm.shell.onAll(func(c *vcpu) error { _ = c.kvm.KVMClockCtrl(); return nil })
+// onLead runs f on the thread of the first vCPU. Whatever needs a machine that
+// stands still is done there: of every way to hand work to a thread and back
+// the shortest.
+func (vm *VM) onLead(f func(lead *vcpu) error) error {
+	lead := vm.shell.vcpus[0]
+	err := error(ErrClosed)
+	lead.do(func() { err = f(lead) })
+	return err
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/forkvm/forkvm/kvm"
-	"github.com/forkvm/forkvm/snapshot"
 )
 
 // shell is a machine as KVM sees it, before any state: memory, interrupt
@@ -20,13 +19,23 @@ type shell struct {
 	xsaveSize int               // bytes of a vCPU's XSAVE area
 }
 
-// newShell builds a shell over the memory that table describes. Its guest sees
-// the CPU that cpuid describes: that of the machine it goes on from, nil for
-// one that boots.
+// shellSpec says what a shell is like. Shells of equal keys are alike.
+type shellSpec struct {
+	path   string // of the KVM device
+	vcpus  int
+	memory int64 // bytes
+
+	// cpuid is what the guest sees: that of the machine it goes on from,
+	// nil for one that boots.
+	cpuid []kvm.CPUIDEntry2
+}
+
+// newShell builds a shell.
 //
 // Memslots come right after KVM_CREATE_VM: registering them after the
 // interrupt chips costs a grace period, 7 ms, on Linux 6.18 (commit 7d9a0273).
-func newShell(path string, vcpus int, table *snapshot.Table, cpuid []kvm.CPUIDEntry2, exit func(*vcpu) bool, fail func(*vcpu, error)) (s *shell, err error) {
+// What is mapped into the memory later does not matter to a memslot.
+func newShell(spec shellSpec) (s *shell, err error) {
 	if err := checkSIGURG(); err != nil {
 		return nil, err
 	}
@@ -36,10 +45,10 @@ func newShell(path string, vcpus int, table *snapshot.Table, cpuid []kvm.CPUIDEn
 			s.close()
 		}
 	}()
-	if s.sys, err = kvm.Open(path); err != nil {
+	if s.sys, err = openKVM(spec.path); err != nil {
 		return s, fmt.Errorf("vmm: %w", err)
 	}
-	if s.cpuid = cpuid; s.cpuid == nil {
+	if s.cpuid = spec.cpuid; s.cpuid == nil {
 		if err := checkAPI(s.sys); err != nil {
 			return s, err
 		}
@@ -50,7 +59,7 @@ func newShell(path string, vcpus int, table *snapshot.Table, cpuid []kvm.CPUIDEn
 	if s.vm, err = s.sys.CreateVM(); err != nil {
 		return s, fmt.Errorf("vmm: create VM: %w", err)
 	}
-	if s.mem, err = mapMemory(table); err != nil {
+	if s.mem, err = reserveMemory(spec.memory); err != nil {
 		return s, err
 	}
 	if err := s.setMemslots(); err != nil {
@@ -62,20 +71,23 @@ func newShell(path string, vcpus int, table *snapshot.Table, cpuid []kvm.CPUIDEn
 	if err := s.createChips(); err != nil {
 		return s, err
 	}
-	for i := range vcpus {
-		c, err := newVCPU(s.vm, i, exit, fail)
+	for i := range spec.vcpus {
+		c, err := newVCPU(s.vm, i)
 		if err != nil {
 			return s, err
 		}
 		s.vcpus = append(s.vcpus, c)
 		var setErr error
-		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(s.cpuid, i, vcpus)) })
+		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(s.cpuid, i, spec.vcpus)) })
 		if setErr != nil {
 			return s, fmt.Errorf("vmm: vCPU %d: CPUID: %w", i, setErr)
 		}
 	}
 	return s, nil
 }
+
+// openKVM is replaced by tests that watch or refuse ioctls.
+var openKVM = kvm.Open
 
 func (s *shell) setMemslots() error {
 	base := uint64(hostAddr(s.mem.ram))
@@ -147,25 +159,28 @@ func (s *shell) close() error {
 	return errors.Join(errs...)
 }
 
-// onAll runs f on every vCPU's thread at once and joins the errors.
-func (s *shell) onAll(f func(*vcpu) error) error {
+// onAll runs f on every vCPU's thread at once and joins the errors. On the
+// thread of self, which may be nil, it is the caller that runs it.
+func (s *shell) onAll(self *vcpu, f func(*vcpu) error) error {
 	errs := make([]error, len(s.vcpus))
-	done := make(chan bool, len(s.vcpus))
+	done := make(chan struct{}, len(s.vcpus))
+	run := func(c *vcpu) {
+		if err := f(c); err != nil {
+			errs[c.id] = fmt.Errorf("vmm: vCPU %d: %w", c.id, err)
+		}
+		done <- struct{}{}
+	}
 	for i, c := range s.vcpus {
-		ok := c.post(func() {
-			if err := f(c); err != nil {
-				errs[i] = fmt.Errorf("vmm: vCPU %d: %w", i, err)
-			}
-			done <- true
-		})
-		if !ok {
-			done <- false
+		if c != self && !c.post(func() { run(c) }) {
+			errs[i] = ErrClosed
+			done <- struct{}{}
 		}
 	}
+	if self != nil {
+		run(self)
+	}
 	for range s.vcpus {
-		if !<-done {
-			errs = append(errs, ErrClosed)
-		}
+		<-done
 	}
 	return errors.Join(errs...)
 }

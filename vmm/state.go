@@ -39,15 +39,15 @@ type kvmState struct {
 }
 
 // saveKVM reads the state of a shell whose vCPUs are parked and whose devices
-// are quiet.
+// are quiet. It runs on the thread of lead, the first vCPU.
 //
 // The clocks come first, at once after the vCPUs stopped: time that the rest
 // of a capture takes must not pass for the guest. Then each vCPU, on its own
 // thread, then the chips: reading MP_STATE can change the LAPIC, and a device
 // that went quiet may have raised a last interrupt.
-func (s *shell) saveKVM(msrs *msrList) (*kvmState, error) {
+func (s *shell) saveKVM(lead *vcpu, msrs *msrList) (*kvmState, error) {
 	st := &kvmState{CPUID: s.cpuid, VCPUs: make([]vcpuState, len(s.vcpus))}
-	now, err := s.readClocks()
+	now, err := s.readClocks(lead)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (s *shell) saveKVM(msrs *msrList) (*kvmState, error) {
 	for i := range st.VCPUs {
 		st.VCPUs[i].TSC = now.tsc // one counter for all
 	}
-	if err := s.onAll(func(c *vcpu) error { return saveVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return saveVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
 		return nil, err
 	}
 	return st, s.saveChips(&st.Chips)
@@ -104,8 +104,8 @@ func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
 	return nil
 }
 
-// restoreKVM writes st to a fresh shell of as many vCPUs, none of which has
-// run. The order of the steps, and the failure that each rule prevents:
+// restoreKVM writes st to a shell of as many vCPUs, all parked. It runs on the
+// thread of lead, the first of them. The order of the steps, and the failure that each rule prevents:
 //
 //   - CPUID (done when the shell was made) before XSAVE and MSRs: KVM sizes
 //     the one and gates the others by it.
@@ -121,18 +121,18 @@ func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
 //   - one TSC offset for all vCPUs, or the guest loses its master clock.
 //   - all LAPICs before the IOAPIC, which may deliver to them at once.
 //   - CLOCK before any vCPU runs, or the guest gets stale parameters.
-func (s *shell) restoreKVM(st *kvmState) error {
+func (s *shell) restoreKVM(lead *vcpu, st *kvmState) error {
 	if len(st.VCPUs) != len(s.vcpus) {
 		return fmt.Errorf("vmm: state of %d vCPUs for a machine of %d", len(st.VCPUs), len(s.vcpus))
 	}
-	if err := s.onAll(func(c *vcpu) error { return matchTSCKHz(c.kvm, st.VCPUs[c.id].TSCKHz) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return matchTSCKHz(c.kvm, st.VCPUs[c.id].TSCKHz) }); err != nil {
 		return err
 	}
-	offset, err := s.restoreClocks(st)
+	offset, err := s.restoreClocks(lead, st)
 	if err != nil {
 		return err
 	}
-	if err := s.onAll(func(c *vcpu) error { return restoreVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, offset) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return restoreVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, offset) }); err != nil {
 		return err
 	}
 	return s.restoreChips(&st.Chips)

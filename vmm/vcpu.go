@@ -29,10 +29,14 @@ func checkSIGURG() error {
 // ioctls of the vCPU are made there: other goroutines hand in functions with
 // do. It starts parked.
 type vcpu struct {
-	id   int
-	kvm  *kvm.VCPU
-	exit func(*vcpu) bool // handles one exit; false parks the vCPU for good
-	fail func(*vcpu, error)
+	id  int
+	kvm *kvm.VCPU
+
+	// Set before the vCPU first runs: exit handles one exit, false parks the
+	// vCPU for good; first is told when the first one comes.
+	exit  func(*vcpu) bool
+	fail  func(*vcpu, error)
+	first func()
 
 	counters exitCounters
 
@@ -54,9 +58,9 @@ type vcpu struct {
 }
 
 // newVCPU starts the thread and makes the vCPU on it.
-func newVCPU(vm *kvm.VM, id int, exit func(*vcpu) bool, fail func(*vcpu, error)) (*vcpu, error) {
+func newVCPU(vm *kvm.VM, id int) (*vcpu, error) {
 	c := &vcpu{
-		id: id, exit: exit, fail: fail, parked: true, spurious: 3,
+		id: id, parked: true, spurious: 3,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	if err := threads.resize(&c.threads, 1); err != nil {
@@ -92,6 +96,10 @@ func (c *vcpu) loop() {
 		switch err := c.kvm.Run(); {
 		case err == nil:
 			c.spurious = 0
+			if c.first != nil {
+				c.first()
+				c.first = nil
+			}
 			if !c.exit(c) {
 				c.parked = true
 				c.drain()
@@ -178,7 +186,15 @@ func (c *vcpu) kick() {
 func (c *vcpu) park() { c.do(func() { c.parked = true }) }
 
 // unpark lets the vCPU into the guest unless stopped says otherwise by then.
-func (c *vcpu) unpark(stopped func() bool) { c.post(func() { c.parked = stopped() }) }
+func (c *vcpu) unpark(stopped func() bool) { c.post(func() { c.enter(stopped) }) }
+
+// enter is unpark on the vCPU's own thread. The guest is told that it stood
+// still, so its watchdogs do not take the pause for a stall: KVM answers
+// EINVAL for one without the KVM clock, which has none.
+func (c *vcpu) enter(stopped func() bool) {
+	_ = c.kvm.KVMClockCtrl()
+	c.parked = stopped()
+}
 
 // close ends the thread and closes the vCPU.
 func (c *vcpu) close() error {

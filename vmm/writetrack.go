@@ -1,0 +1,73 @@
+package vmm
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// writeTracker finds the pages that were written since it last looked, while
+// the machine runs. It needs Linux 6.7, and a process that may make a
+// userfaultfd.
+//
+// Pages are write-protected through the userfaultfd; the first write to one,
+// by the guest or by a device, takes the protection away. PAGEMAP_SCAN tells
+// which pages have none, and protects them in the same atomic step. A page
+// that the memory got since, by copying one of a layer, has none either.
+type writeTracker struct {
+	fd  int
+	ram []byte
+}
+
+// newWriteTracker fails where the kernel or a sandbox of the process does not
+// allow it.
+func newWriteTracker(ram []byte) (*writeTracker, error) {
+	fd, err := openUffd()
+	if err != nil {
+		return nil, fmt.Errorf("vmm: userfaultfd: %w", err)
+	}
+	if err := registerUffd(fd, ram); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("vmm: UFFDIO_REGISTER: %w", err)
+	}
+	return &writeTracker{fd, ram}, nil
+}
+
+// written are the private pages that were written since they were taken.
+func (t *writeTracker) written() ([]run, error) { return t.scan(run{0, int64(len(t.ram))}, 0) }
+
+// Protecting costs a system call for each range, and the guest a fault for
+// each page in it that it touches again: all of KVM's mappings there go.
+const maxTakes = 64
+
+// take returns the written pages within about the given ranges, from now on
+// protected: a write that comes later makes a page count as written again.
+func (t *writeTracker) take(within []run) ([]run, error) {
+	var taken []run
+	for _, r := range coalesce(within, 0, maxTakes) {
+		got, err := t.scan(r, scanWPMatching|scanCheckWPAsync)
+		if err != nil {
+			return nil, err
+		}
+		taken = append(taken, got...)
+	}
+	return taken, nil
+}
+
+func (t *writeTracker) scan(within run, flags uint64) ([]run, error) {
+	f, err := pagemap()
+	if err != nil {
+		return nil, fmt.Errorf("vmm: find written pages: %w", err)
+	}
+	runs, err := scan(f, t.ram[within.start:within.end], pageIsWritten, flags)
+	if err != nil {
+		return nil, fmt.Errorf("vmm: PAGEMAP_SCAN: %w", err)
+	}
+	for i := range runs {
+		runs[i].start += within.start
+		runs[i].end += within.start
+	}
+	return runs, nil
+}
+
+func (t *writeTracker) close() error { return unix.Close(t.fd) }
