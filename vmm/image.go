@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -19,7 +20,11 @@ import (
 type Image struct {
 	cfg   Config
 	state *machineState
+	info  client.Info // of the agent
 	pool  *shellPool
+
+	parent string // snapshot that the machine was restored from or last saved to; may be empty
+	loaded time.Duration
 
 	pause, capture time.Duration
 	dirty, copied  int64
@@ -116,7 +121,10 @@ func (vm *VM) captureAll() (*Image, error) {
 		return nil, err
 	}
 	defer mem.abandon()
-	image := &Image{cfg: vm.cfg}
+	image := &Image{cfg: vm.cfg, info: vm.info}
+	if id := vm.lineage.Load(); id != nil {
+		image.parent = *id
+	}
 	if err := vm.captureStill(image, mem); err != nil {
 		return nil, err
 	}
@@ -231,9 +239,10 @@ func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM
 	if err != nil {
 		return nil, err
 	}
-	vm.pool, vm.origin = i.pool.join(), i.state
+	vm.pool, vm.origin, vm.info = i.pool.join(), i.state, i.info
+	vm.lineage.Store(&i.parent)
 	vm.timings = Timings{
-		Create: time.Since(created), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty, CopiedPages: i.copied,
+		Load: i.loaded, Create: time.Since(created), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty, CopiedPages: i.copied,
 	}
 	if err := vm.goOn(ctx, func(*vcpu) error { return nil }); err != nil {
 		return nil, errors.Join(err, vm.Close())

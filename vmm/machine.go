@@ -44,6 +44,8 @@ type VM struct {
 	origin *machineState // guarded by turn: what a reset goes back to; nil if it was booted
 	pool   *shellPool    // guarded by turn: nil until the first capture
 
+	lineage atomic.Pointer[string] // id of the snapshot it descends from
+
 	timingsMu sync.Mutex
 	timings   Timings // guarded by timingsMu
 
@@ -67,7 +69,7 @@ type machineState struct {
 // machine, or reset it: of [Start], [VM.Fork], [Image.Start] or [VM.Reset].
 type Timings struct {
 	Create  time.Duration // phase: KVM's objects, memory mapped
-	Load    time.Duration // phase of a boot: kernel and initramfs in memory
+	Load    time.Duration // phase: kernel and initramfs in memory, or snapshot verified
 	Restore time.Duration // phase of a fork: state written to KVM and devices
 
 	StateReady time.Duration // until the vCPUs could run

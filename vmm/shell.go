@@ -185,6 +185,13 @@ func (s *shell) onAll(self *vcpu, f func(*vcpu) error) error {
 	return errors.Join(errs...)
 }
 
+// neededCaps are what every machine needs of KVM.
+var neededCaps = []kvm.Cap{
+	kvm.CapIRQChip, kvm.CapUserMemory, kvm.CapSetTSSAddr, kvm.CapSetIdentityMapAddr, kvm.CapVCPUAttributes, kvm.CapExtCPUID, kvm.CapMPState,
+	kvm.CapPIT2, kvm.CapPITState2, kvm.CapAdjustClock, kvm.CapVCPUEvents, kvm.CapDebugRegs,
+	kvm.CapXSAVE2, kvm.CapXCRs, kvm.CapImmediateExit, kvm.CapGetTSCKHz,
+}
+
 // checkAPI refuses a KVM that lacks what every machine needs.
 func checkAPI(s *kvm.System) error {
 	v, err := s.APIVersion()
@@ -194,11 +201,7 @@ func checkAPI(s *kvm.System) error {
 	if v != 12 {
 		return fmt.Errorf("vmm: KVM API version %d, want 12", v)
 	}
-	for _, c := range []kvm.Cap{
-		kvm.CapIRQChip, kvm.CapUserMemory, kvm.CapSetTSSAddr, kvm.CapSetIdentityMapAddr, kvm.CapVCPUAttributes, kvm.CapExtCPUID, kvm.CapMPState,
-		kvm.CapPIT2, kvm.CapPITState2, kvm.CapAdjustClock, kvm.CapVCPUEvents, kvm.CapDebugRegs,
-		kvm.CapXSAVE2, kvm.CapXCRs, kvm.CapImmediateExit, kvm.CapGetTSCKHz,
-	} {
+	for _, c := range neededCaps {
 		n, err := s.CheckExtension(c)
 		if err != nil {
 			return fmt.Errorf("vmm: KVM_CHECK_EXTENSION %v: %w", c, err)

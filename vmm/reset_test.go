@@ -1,0 +1,205 @@
+package vmm
+
+import (
+	"bytes"
+	"errors"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestResetGoesBackToTheFork(t *testing.T) {
+	vm := startMicro(t, guestCounter)
+	awaitCounter(t, vm, 100)
+	if err := vm.Reset(t.Context()); !errors.Is(err, ErrNotForked) {
+		t.Errorf("reset of a machine that was booted: %v", err)
+	}
+	pause(t, vm)
+	at := counter(t, vm)
+	children, err := vm.Fork(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := children[0]
+	defer closeVM(t, child)
+	for range 20 {
+		awaitCounter(t, child, at+1000)
+		pause(t, child)
+		image, err := child.Capture(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		later := counter(t, child)
+		if err := child.Reset(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pause(t, child)
+		// At most what it counted since, which is far less than a second's.
+		if now := counter(t, child); now < at || now >= later && now > at+1e8 {
+			t.Fatalf("counter %d after a reset to %d from %d", now, at, later)
+		}
+		if child.Timings().StateReady <= 0 {
+			t.Error("no timings of the reset")
+		}
+		if err := child.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		image.Close()
+	}
+	if err := vm.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	awaitCounter(t, vm, at)
+}
+
+func TestResetOfMemory(t *testing.T) { bothWays(t, testResetOfMemory) }
+
+func testResetOfMemory(t *testing.T, untracked bool) {
+	const pages = 4096
+	parent := newMemory(t, pages*pageSize)
+	rng := rand.New(rand.NewSource(7))
+	scribble := func(m *memory) {
+		for range 300 {
+			m.ram[rng.Intn(pages/2)*pageSize+rng.Intn(pageSize)] = byte(rng.Int())
+		}
+	}
+	scribble(parent)
+	born := capture(t, parent)
+	defer born.table.Release()
+	want := bytes.Clone(parent.ram)
+	m := mapped(t, born.table)
+	m.untracked = untracked
+	for round := range 10 {
+		scribble(m)
+		m.ram[(pages-1-round)*pageSize] = 1 // where no layer is
+		for range round % 3 {
+			capture(t, m).table.Release()
+			scribble(m)
+		}
+		if err := m.reset(); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(m.ram, want) {
+			t.Fatalf("round %d: other bytes after a reset", round)
+		}
+		// And a capture after it is of these bytes.
+		m.ram[0]++
+		c := capture(t, m)
+		child := mapped(t, c.table)
+		c.table.Release()
+		if !bytes.Equal(child.ram, m.ram) {
+			t.Fatalf("round %d: a capture after a reset has other bytes", round)
+		}
+		m.ram[0]--
+	}
+}
+
+// TestCaptureAgainstAWriter races a writer against captures that copy while it
+// runs: the child must have what the memory held when it was frozen. The same
+// with the copies made while it stands still.
+func TestCaptureAgainstAWriter(t *testing.T) {
+	const pages = 16384
+	for name, runs := range map[string]bool{"while it runs": true, "at a standstill": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t, pages*pageSize)
+			rng := rand.New(rand.NewSource(8))
+			before := rng.Perm(pages)
+			for round := range 8 {
+				for _, p := range before[:precopyFrom*2+rng.Intn(1000)] {
+					m.ram[p*pageSize+round]++
+				}
+				var stop atomic.Bool
+				var writer sync.WaitGroup
+				started := make(chan struct{})
+				writer.Go(func() {
+					rng := rand.New(rand.NewSource(int64(round)))
+					for n := 0; !stop.Load(); n++ {
+						m.ram[rng.Intn(pages)*pageSize+rng.Intn(pageSize)]++
+						if n == 100 {
+							close(started)
+						}
+					}
+				})
+				<-started
+				c := captureWhile(t, m, runs, func() { stop.Store(true); writer.Wait() })
+				child := mapped(t, c.table)
+				c.table.Release()
+				if !bytes.Equal(child.ram, m.ram) {
+					t.Fatalf("round %d: the child has other bytes", round)
+				}
+				child.close()
+			}
+			c := capture(t, m)
+			c.table.Release()
+			if m.tracker != nil && c.dirty != 0 {
+				t.Errorf("%d pages to capture when nothing was written", c.dirty)
+			}
+		})
+	}
+}
+
+// TestFailedCaptureLosesNothing gives up captures half way: what they took
+// from the tracker is in the next one.
+func TestFailedCaptureLosesNothing(t *testing.T) {
+	const pages = 3 * precopyFrom
+	m := newMemory(t, pages*pageSize)
+	capture(t, m).table.Release()
+	for round := range 6 {
+		for p := range pages {
+			m.ram[p*pageSize] = byte(round + 1)
+		}
+		c, err := m.newCapture(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round%2 == 1 {
+			if err := c.freeze(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.abandon()
+		done := capture(t, m)
+		child := mapped(t, done.table)
+		done.table.Release()
+		if !bytes.Equal(child.ram, m.ram) {
+			t.Fatalf("round %d: the child has other bytes", round)
+		}
+	}
+}
+
+func TestPreparedForksBuildNothing(t *testing.T) {
+	vm := startMicro(t, guestCounter, func(c *Config) { c.Spare = -1 })
+	if err := vm.Prepare(t.Context(), 3); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(vm.pool.ready); n != 3 {
+		t.Fatalf("%d shells ready, want 3", n)
+	}
+	children, err := vm.Fork(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(vm.pool.ready); n != 1 {
+		t.Errorf("%d shells ready after a fork of 2, want 1", n)
+	}
+	for _, c := range children {
+		awaitCounter(t, c, 0)
+		closeVM(t, c)
+	}
+	closeVM(t, vm)
+	shellPools.mu.Lock()
+	defer shellPools.mu.Unlock()
+	if len(shellPools.all) != 0 {
+		t.Error("the pool outlives its machines")
+	}
+}
+
+func TestFirstExitIsTimed(t *testing.T) {
+	vm := startMicro(t, guestGreeter)
+	<-vm.Done()
+	if d := vm.Timings().FirstExit; d <= 0 || d > time.Minute {
+		t.Errorf("first exit after %v", d)
+	}
+}

@@ -1,0 +1,151 @@
+package vmm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// SnapshotOptions are what a snapshot may have beside the machine.
+type SnapshotOptions struct {
+	// Label is for people: at most 200 bytes of printable characters.
+	Label string
+	// Progress, if any, is told of the bytes written so far and in all.
+	Progress func(done, total int64)
+}
+
+// storedConfig is a machine's configuration in a snapshot.
+type storedConfig struct {
+	VCPUs    int         `json:"vcpus"`
+	Memory   int64       `json:"memory"`
+	Hostname string      `json:"hostname"`
+	Cmdline  string      `json:"cmdline,omitempty"`
+	Bare     bool        `json:"bare,omitempty"`
+	Agent    client.Info `json:"agent"`
+}
+
+// Snapshot captures the machine and stores the capture. The machine stands
+// still for the capture only: it goes on while that is written. If anything
+// fails, the store is as it was, and the machine goes on. See
+// [snapshot.Store.Create] for its errors.
+//
+// Of memory that the machine shares with snapshots of the same store, nothing
+// is written again.
+func (vm *VM) Snapshot(ctx context.Context, store *snapshot.Store, o SnapshotOptions) (snapshot.Info, error) {
+	image, err := vm.Capture(ctx)
+	if err != nil {
+		return snapshot.Info{}, err
+	}
+	defer image.Close()
+	info, err := image.Save(ctx, store, o)
+	if err != nil {
+		return snapshot.Info{}, err
+	}
+	vm.lineage.Store(&info.ID)
+	return info, nil
+}
+
+// Save stores the image. See [VM.Snapshot].
+func (i *Image) Save(ctx context.Context, store *snapshot.Store, o SnapshotOptions) (snapshot.Info, error) {
+	table, err := i.retain()
+	if err != nil {
+		return snapshot.Info{}, err
+	}
+	defer table.Release()
+	sections, err := encodeState(i.state)
+	if err != nil {
+		return snapshot.Info{}, err
+	}
+	config, err := json.Marshal(storedConfig{
+		i.cfg.VCPUs, i.cfg.Memory, i.cfg.Hostname, i.cfg.Cmdline, i.cfg.Bare, i.info,
+	})
+	if err != nil {
+		return snapshot.Info{}, fmt.Errorf("vmm: encode configuration: %w", err)
+	}
+	info, err := store.Create(ctx, snapshot.Draft{
+		Label: o.Label, Parent: i.parent, Config: config, Needs: i.state.needs(),
+		Kernel: snapshot.Kernel{Version: i.info.Kernel}, Sections: sections, Memory: table, Progress: o.Progress,
+	})
+	if err != nil {
+		return snapshot.Info{}, fmt.Errorf("vmm: snapshot: %w", err)
+	}
+	return info, nil
+}
+
+// LoadOptions say how a stored machine is to be run.
+type LoadOptions struct {
+	KVM   string // path of the device; empty means /dev/kvm
+	Spare int    // see [Config]
+}
+
+// Load makes an image of a stored snapshot. All of it is verified, memory the
+// first time that store is asked for it. It fails with
+// [snapshot.ErrIncompatible] if this host cannot run the machine, and says
+// what it lacks. The snapshot can be deleted as soon as Load has returned.
+func Load(ctx context.Context, store *snapshot.Store, id string, o LoadOptions) (*Image, error) {
+	begin := time.Now()
+	stored, err := store.Load(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("vmm: load: %w", err)
+	}
+	defer stored.Release()
+	image, err := imageOf(stored, o)
+	if err != nil {
+		return nil, fmt.Errorf("vmm: load snapshot %s: %w", id, err)
+	}
+	image.loaded = time.Since(begin)
+	return image, nil
+}
+
+func imageOf(stored *snapshot.Snapshot, o LoadOptions) (*Image, error) {
+	host, err := hostNeeds(o.KVM)
+	if err != nil {
+		return nil, err
+	}
+	if err := stored.Needs.Check(host); err != nil {
+		return nil, err
+	}
+	var c storedConfig
+	if err := decodeSection(stored.Config, &c); err != nil {
+		return nil, fmt.Errorf("configuration: %w: %w", snapshot.ErrCorrupt, err)
+	}
+	cfg := Config{
+		Kernel: "(stored)", Cmdline: c.Cmdline, VCPUs: c.VCPUs, Memory: c.Memory, Hostname: c.Hostname,
+		Bare: c.Bare, KVM: o.KVM, Spare: o.Spare,
+	}.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", snapshot.ErrCorrupt, err)
+	}
+	if cfg.Memory != stored.Memory.Size() || len(stored.Disks) > 0 {
+		return nil, fmt.Errorf("%w: memory of %d bytes in place of %d, %d disks in place of 0",
+			snapshot.ErrCorrupt, stored.Memory.Size(), cfg.Memory, len(stored.Disks))
+	}
+	st, err := decodeState(stored.Sections, cfg.VCPUs)
+	if err != nil {
+		return nil, err
+	}
+	image := &Image{cfg: cfg, state: st, info: c.Agent, parent: stored.ID, table: stored.Memory.Retain()}
+	image.pool = joinPool(specOf(cfg, st.kvm.CPUID), cfg.Spare)
+	return image, nil
+}
+
+// Restore starts a machine from a stored snapshot: [Load] and [Image.Start] in
+// one. Whatever fails, no machine is left.
+func Restore(ctx context.Context, store *snapshot.Store, id string, o StartOptions) (*VM, error) {
+	begin := time.Now()
+	image, err := Load(ctx, store, id, LoadOptions{})
+	if err != nil {
+		return nil, err
+	}
+	vm, err := image.start(ctx, begin, o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("vmm: restore: %w", err), image.Close())
+	}
+	image.pool.refill()
+	return vm, image.Close()
+}
