@@ -80,6 +80,12 @@ func (s *Store) removeLayers(ctx context.Context, needed map[Sum]int) (got Colle
 		if err := context.Cause(ctx); err != nil {
 			return got, err
 		}
+		if got.Layers == 0 {
+			// A manifest that was removed must not come back without them.
+			if err := s.disk.syncDir(snapshotsDir); err != nil {
+				return got, err
+			}
+		}
 		bytes := s.diskSpace(layerName(sum))
 		if err := s.disk.remove(layerName(sum)); err != nil {
 			return got, err

@@ -106,10 +106,10 @@ func (s *Store) prepare() error {
 		return err
 	}
 	left, err := s.disk.names(tmpDir)
-	if err != nil || len(left) == 0 {
-		return err
+	if err == nil && len(left) > 0 {
+		// A store that cannot be swept, of a full disk say, can still be used.
+		_, _ = s.tryCollect()
 	}
-	_, err = s.tryCollect()
 	return err
 }
 
