@@ -10,6 +10,7 @@ import (
 	"github.com/forkvm/forkvm/devices/rtc"
 	"github.com/forkvm/forkvm/devices/serial"
 	"github.com/forkvm/forkvm/devices/virtio"
+	"github.com/forkvm/forkvm/devices/virtio/balloon"
 	"github.com/forkvm/forkvm/devices/virtio/rng"
 	"github.com/forkvm/forkvm/devices/virtio/vsock"
 	"github.com/forkvm/forkvm/kvm"
@@ -19,6 +20,7 @@ import (
 const (
 	slotRNG = iota
 	slotVsock
+	slotBalloon
 	numVirtio
 
 	vmgenidGSI = firstGSI + numVirtio
@@ -31,26 +33,28 @@ func virtioGSI(slot int) uint32  { return firstGSI + uint32(slot) }
 type board struct {
 	pio, mmio bus.Bus
 
-	serial *serial.Device
-	rtc    *rtc.Device
-	power  *acpi.PowerDevice
-	virtio [numVirtio]*virtio.MMIO
-	vsock  *vsock.Device
+	serial  *serial.Device
+	rtc     *rtc.Device
+	power   *acpi.PowerDevice
+	virtio  [numVirtio]*virtio.MMIO
+	vsock   *vsock.Device
+	balloon *balloon.Device
 }
 
 // boardState is the state of every device that has any.
 type boardState struct {
-	Serial serial.State
-	RTC    rtc.State
-	Power  acpi.PowerState
-	Virtio [numVirtio]virtio.MMIOState
-	Vsock  vsock.State
+	Serial  serial.State
+	RTC     rtc.State
+	Power   acpi.PowerState
+	Virtio  [numVirtio]virtio.MMIOState
+	Vsock   vsock.State
+	Balloon balloon.State
 }
 
 // boardEnv is what the devices may do to the machine.
 type boardEnv struct {
 	vm       *kvm.VM
-	memory   devices.Memory
+	memory   *memory
 	console  *console
 	reset    func()
 	powerOff func()
@@ -61,6 +65,8 @@ func (e boardEnv) line(gsi uint32) devices.Interrupt { return irqLine{e.vm, gsi}
 func (e boardEnv) serial() serial.Env {
 	return serial.Env{Output: e.console, Interrupt: e.line(serialGSI)}
 }
+
+func (e boardEnv) balloon() balloon.Env { return balloon.Env{Release: e.memory.release} }
 
 // irqLine raises an edge with KVM_IRQ_LINE rather than through an irqfd: KVM
 // hands an irqfd's interrupt to a work queue, so it could be in neither the
@@ -88,8 +94,11 @@ func newBoard(env boardEnv) (*board, error) {
 	if b.vsock, err = vsock.New(vsock.Config{}); err != nil {
 		return nil, err
 	}
+	if b.balloon, err = balloon.New(balloon.Config{}, env.balloon()); err != nil {
+		return nil, err
+	}
 	rng := rng.New(rng.Config{})
-	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock} {
+	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock, slotBalloon: b.balloon} {
 		b.virtio[slot] = virtio.NewMMIO(dev, env.memory, env.line(virtioGSI(slot)))
 	}
 	return b, b.wire(env)
@@ -107,8 +116,11 @@ func restoreBoard(env boardEnv, st *boardState) (*board, error) {
 	if b.vsock, err = vsock.Restore(vsock.Config{}, st.Vsock); err != nil {
 		return nil, err
 	}
+	if b.balloon, err = balloon.Restore(balloon.Config{}, env.balloon(), st.Balloon); err != nil {
+		return nil, err
+	}
 	rng := rng.Restore(rng.Config{}, rng.State{})
-	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock} {
+	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock, slotBalloon: b.balloon} {
 		b.virtio[slot], err = virtio.RestoreMMIO(dev, env.memory, env.line(virtioGSI(slot)), st.Virtio[slot])
 		if err != nil {
 			return nil, fmt.Errorf("vmm: virtio device %d: %w", slot, err)
@@ -157,7 +169,7 @@ func (b *board) resume() {
 
 // save reads the state of quiet devices.
 func (b *board) save() boardState {
-	st := boardState{Serial: b.serial.Save(), RTC: b.rtc.Save(), Power: b.power.Save(), Vsock: b.vsock.Save()}
+	st := boardState{Serial: b.serial.Save(), RTC: b.rtc.Save(), Power: b.power.Save(), Vsock: b.vsock.Save(), Balloon: b.balloon.Save()}
 	for slot, t := range b.virtio {
 		st.Virtio[slot] = t.State()
 	}

@@ -81,7 +81,7 @@ func (m *memory) newCapture(runs bool) (*memoryCapture, error) {
 func (c *memoryCapture) precopy(written []run) ([]run, error) {
 	left := pagesIn(written)
 	for round := 0; round < precopyRounds && left >= precopyFrom>>min(round, 2); round++ {
-		taken, err := c.m.tracker.take(written)
+		taken, err := c.m.take(written)
 		if err != nil {
 			return nil, err
 		}
@@ -154,7 +154,7 @@ func (c *memoryCapture) freeze() error {
 		return c.finishStill()
 	}
 	c.m.pending = union(c.m.pending, written)
-	_, err = c.m.tracker.take(written)
+	_, err = c.m.take(written)
 	return err
 }
 
@@ -175,8 +175,9 @@ func (c *memoryCapture) finishStill() error {
 // takeReleased takes over what the guest gave back, which is zeros now unless
 // it was written since.
 func (c *memoryCapture) takeReleased() error {
-	c.zeros = c.m.released
-	c.m.released = nil
+	c.m.mu.Lock()
+	c.zeros, c.m.released = c.m.released, nil
+	c.m.mu.Unlock()
 	c.copied = lacking(c.copied, c.zeros)
 	if c.layer == nil {
 		return nil
@@ -252,7 +253,9 @@ func (c *memoryCapture) lay() (table *snapshot.Table, runs []run, filled int64, 
 
 // abandon frees what a failed capture has. What it took counts for the next.
 func (c *memoryCapture) abandon() {
+	c.m.mu.Lock()
 	c.m.released = union(c.m.released, c.zeros)
+	c.m.mu.Unlock()
 	c.zeros = nil
 	if c.layer != nil {
 		c.layer.Abandon()
@@ -271,6 +274,8 @@ func (m *memory) trackWrites() (err error) {
 		return nil
 	}
 	m.useSmallPages()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if !m.untracked {
 		m.tracker, err = newWriteTracker(m.ram)
 		for _, never := range []error{unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINVAL} {
@@ -285,10 +290,19 @@ func (m *memory) trackWrites() (err error) {
 
 // written are the private pages that no capture has seen as they are now.
 func (m *memory) written() ([]run, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.tracker != nil {
 		return m.tracker.written()
 	}
 	return privatePages(m.ram)
+}
+
+// take takes written pages from the tracker.
+func (m *memory) take(within []run) ([]run, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tracker.take(within)
 }
 
 // joinZeroGaps joins runs between which base has nothing but zeros, as the

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +23,7 @@ var errNotRAM = errors.New("vmm: guest address is not RAM")
 // Offsets into it are RAM offsets: equal to guest-physical addresses below
 // the gap, 1 GiB less above.
 //
-// Fields after ram are guarded by the machine's turn.
+// Fields are guarded by the machine's turn, but those after mu.
 type memory struct {
 	ram []byte
 
@@ -30,13 +31,18 @@ type memory struct {
 	table *snapshot.Table // what is mapped: birth, but see remap
 	base  *snapshot.Table // what the last capture saw; birth if there was none
 
-	looked   bool          // whether a tracker can be had was found out
-	tracker  *writeTracker // nil where it cannot
-	pending  []run         // taken from the tracker, but in no layer yet
-	released []run         // given back by the guest since the last capture
+	looked  bool  // whether a tracker can be had was found out
+	pending []run // taken from the tracker, but in no layer yet
 
-	untracked bool  // for tests: as on an older kernel
-	mappings  int64 // share of the budget of that name
+	untracked bool // for tests: as on an older kernel
+
+	// mu is held while mappings are looked at or changed that the guest may
+	// change by giving memory back.
+	mu       sync.Mutex
+	tracker  *writeTracker // nil where writes cannot be tracked
+	released []run         // given back since the last capture
+	holes    bool          // something of table is hidden by what was given back
+	mappings int64         // share of the budget of that name
 }
 
 // reserveMemory reserves a range for size bytes of RAM, all zeros until a

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/devices/virtio/balloon"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -122,9 +123,18 @@ func testChildrenAgainstPlainCopy(t *testing.T, untracked bool) {
 			}
 		}
 	}
+	giveBack := func(m *memory, model []byte) {
+		at, n := rng.Intn(pages-32)*pageSize, (1+rng.Intn(32))*pageSize
+		if err := m.release([]balloon.Range{{GPA: uint64(at), Size: uint64(n)}}); err != nil {
+			t.Fatal(err)
+		}
+		clear(model[at : at+n])
+	}
 	model := make([]byte, pages*pageSize)
 	for round := range 20 {
 		scribble(parent, model, 1+rng.Intn(300))
+		giveBack(parent, model)
+		scribble(parent, model, rng.Intn(10))
 		c := capture(t, parent)
 		table := c.table
 		if c.dirty == 0 {
@@ -135,6 +145,7 @@ func testChildrenAgainstPlainCopy(t *testing.T, untracked bool) {
 		table.Release()
 		childModel := bytes.Clone(model)
 		scribble(child, childModel, 50)
+		giveBack(child, childModel)
 		scribble(parent, model, 50)
 		for name, c := range map[string]struct{ got, want []byte }{
 			"parent":  {parent.ram, model},

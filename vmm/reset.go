@@ -64,7 +64,9 @@ func (m *memory) reset() error {
 			return fmt.Errorf("vmm: forget written pages: %w", err)
 		}
 	}
-	if m.table != m.birth {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.table != m.birth || m.holes {
 		if err := m.remapBirth(); err != nil {
 			return err
 		}
@@ -75,7 +77,7 @@ func (m *memory) reset() error {
 	return nil
 }
 
-// remapBirth undoes remaps.
+// remapBirth undoes remaps and fills holes.
 func (m *memory) remapBirth() error {
 	if err := mappings.resize(&m.mappings, mappingsOf(m.birth)); err != nil {
 		return err
@@ -92,7 +94,10 @@ func (m *memory) remapBirth() error {
 	}
 	m.useSmallPages()
 	m.table.Release()
-	m.table = m.birth.Retain()
+	m.table, m.holes = m.birth.Retain(), false
+	if m.tracker != nil {
+		return m.tracker.register(run{0, int64(len(m.ram))})
+	}
 	return nil
 }
 

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/forkvm/forkvm/devices/virtio/balloon"
 )
 
 func TestResetGoesBackToTheFork(t *testing.T) {
@@ -78,6 +80,12 @@ func testResetOfMemory(t *testing.T, untracked bool) {
 			capture(t, m).table.Release()
 			scribble(m)
 		}
+		if round%2 == 1 {
+			if err := m.release([]balloon.Range{{GPA: 100 * pageSize, Size: 500 * pageSize}}); err != nil {
+				t.Fatal(err)
+			}
+			scribble(m)
+		}
 		if err := m.reset(); err != nil {
 			t.Fatal(err)
 		}
@@ -117,6 +125,12 @@ func TestCaptureAgainstAWriter(t *testing.T) {
 					rng := rand.New(rand.NewSource(int64(round)))
 					for n := 0; !stop.Load(); n++ {
 						m.ram[rng.Intn(pages)*pageSize+rng.Intn(pageSize)]++
+						if n%5000 == 50 {
+							at := uint64(rng.Intn(pages - 64))
+							if err := m.release([]balloon.Range{{GPA: at * pageSize, Size: 64 * pageSize}}); err != nil {
+								t.Error(err)
+							}
+						}
 						if n == 100 {
 							close(started)
 						}

@@ -26,11 +26,20 @@ func newWriteTracker(ram []byte) (*writeTracker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vmm: userfaultfd: %w", err)
 	}
-	if err := registerUffd(fd, ram); err != nil {
+	t := &writeTracker{fd, ram}
+	if err := t.register(run{0, int64(len(ram))}); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("vmm: UFFDIO_REGISTER: %w", err)
+		return nil, err
 	}
-	return &writeTracker{fd, ram}, nil
+	return t, nil
+}
+
+// register begins to track what is mapped in a range.
+func (t *writeTracker) register(r run) error {
+	if err := registerUffd(t.fd, t.ram[r.start:r.end]); err != nil {
+		return fmt.Errorf("vmm: UFFDIO_REGISTER: %w", err)
+	}
+	return nil
 }
 
 // written are the private pages that were written since they were taken.
