@@ -4,22 +4,20 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+
+	"github.com/forkvm/forkvm/kvm"
 )
 
 // instant is what a guest's two clocks show at the same time: the KVM clock in
-// nanoseconds and the time-stamp counter in cycles. offset is what KVM adds to
-// the host's counter to get the guest's.
-type instant struct {
-	clock       uint64
-	tsc, offset uint64
-}
+// nanoseconds and the time-stamp counter in cycles.
+type instant struct{ clock, tsc uint64 }
 
 // readClocks reads both clocks of the machine. There is no way to read them at
 // once on every host, so the counter is read between two reads of the clock,
-// and of several tries the first with less than 5 µs between, or
-// that with the least, is taken. It runs on the thread of lead.
+// and of several tries the first with less than 20 µs between,
+// or that with the least, is taken. It runs on the thread of lead.
 func (s *shell) readClocks(lead *vcpu) (now instant, err error) {
-	const tries, narrow = 5, 5000
+	const tries, narrow = 5, 20_000 // ns
 	best := uint64(math.MaxUint64)
 	for try := 0; try < tries && best > narrow; try++ {
 		at, width, err := s.readClocksOnce(lead)
@@ -29,9 +27,6 @@ func (s *shell) readClocks(lead *vcpu) (now instant, err error) {
 		if width < best {
 			best, now = width, at
 		}
-	}
-	if now.offset, err = lead.kvm.TSCOffset(); err != nil {
-		return instant{}, fmt.Errorf("vmm: read clocks: %w", err)
 	}
 	return now, nil
 }
@@ -57,40 +52,53 @@ func (s *shell) readClocksOnce(c *vcpu) (at instant, width uint64, err error) {
 // with which the counter of every vCPU goes on from where it stopped, as the
 // clock has by then: what passes on one passes on the other.
 //
-// Some KVMs accept an offset and do not apply it. There the counter shows the
-// host's time, and the clock is set to agree with that instead.
+// Where offsets have no effect the counter shows the host's time, and the
+// clock is set to agree with that instead.
 func (s *shell) restoreClocks(lead *vcpu, st *kvmState) (offset uint64, err error) {
-	clock := st.Chips.Clock
+	clock, saved, khz := st.Chips.Clock, st.VCPUs[0].TSC, st.VCPUs[0].TSCKHz
+	if s.tscFixed {
+		tsc, err := readMSR(lead.kvm, msrTSC)
+		if err != nil {
+			return 0, fmt.Errorf("vmm: read clocks: %w", err)
+		}
+		if tsc > saved && khz != 0 {
+			clock.Clock += nanoseconds(tsc-saved, khz)
+		}
+	}
 	if err := s.vm.SetClock(&clock); err != nil {
 		return 0, fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+	}
+	if s.tscFixed {
+		return 0, nil
 	}
 	now, err := s.readClocks(lead)
 	if err != nil {
 		return 0, err
 	}
-	saved, khz := st.VCPUs[0].TSC, st.VCPUs[0].TSCKHz
-	passed := now.clock - min(now.clock, clock.Clock)
-	offset = saved + cycles(passed, khz) - (now.tsc - now.offset)
-	if offset == now.offset || tscOffsetWorks(lead, offset) {
-		return offset, nil
-	}
-	if now.tsc > saved && khz != 0 {
-		clock.Clock += nanoseconds(now.tsc-saved, khz)
-		err = s.vm.SetClock(&clock)
-	}
+	have, err := lead.kvm.TSCOffset()
 	if err != nil {
-		return 0, fmt.Errorf("vmm: KVM_SET_CLOCK: %w", err)
+		return 0, fmt.Errorf("vmm: read clocks: %w", err)
 	}
-	return offset, nil
+	passed := now.clock - min(now.clock, clock.Clock)
+	return saved + cycles(passed, khz) - (now.tsc - have), nil
 }
 
-// tscOffsetWorks sets the offset of the first vCPU and reads it back.
-func tscOffsetWorks(lead *vcpu, offset uint64) bool {
-	if err := lead.kvm.SetTSCOffset(offset); err != nil {
-		return false
+// tscIsFixed tells whether this KVM accepts an offset of the counter and does
+// not apply it. It runs on the vCPU's thread, before the vCPU is used.
+func tscIsFixed(c *kvm.VCPU) (bool, error) {
+	have, err := c.TSCOffset()
+	if err != nil {
+		return false, err
 	}
-	got, err := lead.kvm.TSCOffset()
-	return err == nil && got == offset
+	const other = 1 << 20
+	if err := c.SetTSCOffset(have + other); err != nil {
+		return false, err
+	}
+	got, err := c.TSCOffset()
+	if err != nil || got == have {
+		return true, err
+	}
+	return false, c.SetTSCOffset(have)
 }
 
 // cycles converts nanoseconds to cycles of a counter of khz thousand a second.

@@ -179,7 +179,7 @@ func (vm *VM) captureHalted(lead *vcpu, image *Image, mem *memoryCapture) error 
 // the turn.
 func (vm *VM) usePool() *shellPool {
 	if vm.pool == nil {
-		vm.pool = joinPool(specOf(vm.cfg, vm.shell.cpuid), vm.cfg.Spare)
+		vm.pool = joinPool(specOf(vm.cfg, vm.shell.cpuid, vm.msrs), vm.cfg.Spare)
 	}
 	return vm.pool
 }

@@ -95,7 +95,7 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	shell, err := buildShell(specOf(cfg, nil))
+	shell, err := buildShell(specOf(cfg, nil, nil))
 	if err != nil {
 		return nil, err
 	}

@@ -85,17 +85,44 @@ func newMSRList(s *shell) (*msrList, error) {
 	return &l, nil
 }
 
-func (l *msrList) read(c *kvm.VCPU) ([]kvm.MSREntry, error) {
-	entries := make([]kvm.MSREntry, len(l.indices))
-	for i, index := range l.indices {
-		entries[i].Index = index
+// read fills in MSRs and Deadline of a state whose LAPIC is known.
+func (l *msrList) read(c *kvm.VCPU, st *vcpuState) error {
+	entries := make([]kvm.MSREntry, 0, len(l.indices)+1)
+	for _, index := range l.indices {
+		entries = append(entries, kvm.MSREntry{Index: index})
+	}
+	deadline, unmasked := deadlineTimer(&st.LAPIC)
+	if deadline {
+		entries = append(entries, kvm.MSREntry{Index: msrTSCDeadline})
 	}
 	for chunk := range slices.Chunk(entries, maxMSRs) {
 		if _, err := c.MSRs(chunk); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return entries, nil
+	st.MSRs = entries[:len(l.indices):len(l.indices)]
+	if deadline {
+		st.Deadline = repairDeadline(entries[len(l.indices)].Data, unmasked, st.TSC)
+	}
+	return nil
+}
+
+// changedMSRs is what differs from a vCPU that has never been used. Both lists
+// are in order of the index.
+func changedMSRs(fresh, want []kvm.MSREntry) []kvm.MSREntry {
+	if len(fresh) == 0 {
+		return want
+	}
+	changed := make([]kvm.MSREntry, 0, len(want))
+	for _, e := range want {
+		for len(fresh) > 0 && fresh[0].Index < e.Index {
+			fresh = fresh[1:]
+		}
+		if len(fresh) == 0 || fresh[0] != e {
+			changed = append(changed, e)
+		}
+	}
+	return changed
 }
 
 // writeMSRs sets all entries. KVM stops at the first that it refuses, and
@@ -142,20 +169,15 @@ func deadlineTimer(l *kvm.LAPICState) (deadline, unmasked bool) {
 	return lvt&timerModeMask == timerModeDeadline, lvt&timerMasked == 0
 }
 
-// readDeadline reads the timer's deadline. KVM reports 0 for one that has
-// passed, whose interrupt may have been on its way when the vCPU stopped; it
-// is replaced by the present, so the restored timer fires at once. One tick
+// repairDeadline is the timer's deadline to restore. KVM reports 0 for one that
+// has passed, whose interrupt may have been on its way when the vCPU stopped;
+// it is replaced by the present, so the restored timer fires at once. One tick
 // too many is harmless, one too few stops a guest for ever.
-func readDeadline(c *kvm.VCPU, st *vcpuState) (uint64, error) {
-	deadline, unmasked := deadlineTimer(&st.LAPIC)
-	if !deadline {
-		return 0, nil
+func repairDeadline(deadline uint64, unmasked bool, now uint64) uint64 {
+	if deadline == 0 && unmasked {
+		return max(now, 1)
 	}
-	d, err := readMSR(c, msrTSCDeadline)
-	if err == nil && d == 0 && unmasked {
-		d = max(st.TSC, 1)
-	}
-	return d, err
+	return deadline
 }
 
 func writeDeadline(c *kvm.VCPU, st *vcpuState) error {

@@ -34,10 +34,11 @@ type shellKey struct {
 	vcpus  int
 	memory int64
 	cpuid  string
+	msrs   string
 }
 
 func (s shellSpec) key() shellKey {
-	return shellKey{s.path, s.vcpus, s.memory, fmt.Sprint(s.cpuid)}
+	return shellKey{s.path, s.vcpus, s.memory, fmt.Sprint(s.cpuid), fmt.Sprint(s.msrs.indices)}
 }
 
 var shellPools = struct {
@@ -169,6 +170,6 @@ func (p *shellPool) fill(ctx context.Context, n int) error {
 }
 
 // specOf is the kind of shell that a machine of cfg goes on in.
-func specOf(cfg Config, cpuid []kvm.CPUIDEntry2) shellSpec {
-	return shellSpec{cfg.KVM, cfg.VCPUs, cfg.Memory, cpuid}
+func specOf(cfg Config, cpuid []kvm.CPUIDEntry2, msrs *msrList) shellSpec {
+	return shellSpec{cfg.KVM, cfg.VCPUs, cfg.Memory, cpuid, msrs}
 }

@@ -17,6 +17,7 @@ type shell struct {
 
 	cpuid     []kvm.CPUIDEntry2 // what the guest sees, but for what differs by vCPU
 	xsaveSize int               // bytes of a vCPU's XSAVE area
+	tscFixed  bool              // offsets of the time-stamp counter have no effect
 }
 
 // shellSpec says what a shell is like. Shells of equal keys are alike.
@@ -25,9 +26,10 @@ type shellSpec struct {
 	vcpus  int
 	memory int64 // bytes
 
-	// cpuid is what the guest sees: that of the machine it goes on from,
-	// nil for one that boots.
+	// cpuid is what the guest sees, msrs what is restored of it: those of the
+	// machine it goes on from, nil for one that boots.
 	cpuid []kvm.CPUIDEntry2
+	msrs  *msrList
 }
 
 // newShell builds a shell.
@@ -77,13 +79,33 @@ func newShell(spec shellSpec) (s *shell, err error) {
 			return s, err
 		}
 		s.vcpus = append(s.vcpus, c)
-		var setErr error
-		c.do(func() { setErr = c.kvm.SetCPUID2(cpuidFor(s.cpuid, i, spec.vcpus)) })
-		if setErr != nil {
-			return s, fmt.Errorf("vmm: vCPU %d: CPUID: %w", i, setErr)
+		c.do(func() { err = s.prepare(c, spec) })
+		if err != nil {
+			return s, fmt.Errorf("vmm: vCPU %d: %w", i, err)
 		}
 	}
 	return s, nil
+}
+
+// prepare gives a vCPU its CPUID, and looks at what a later restore wants to
+// know. It runs on the vCPU's thread.
+func (s *shell) prepare(c *vcpu, spec shellSpec) (err error) {
+	if err := c.kvm.SetCPUID2(cpuidFor(s.cpuid, c.id, spec.vcpus)); err != nil {
+		return fmt.Errorf("CPUID: %w", err)
+	}
+	if c.tscKHz, err = c.kvm.TSCKHz(); err != nil {
+		return fmt.Errorf("KVM_GET_TSC_KHZ: %w", err)
+	}
+	if spec.msrs == nil {
+		return nil // it boots
+	}
+	if c.id == 0 {
+		if s.tscFixed, err = tscIsFixed(c.kvm); err != nil {
+			return fmt.Errorf("TSC offset: %w", err)
+		}
+	}
+	c.fresh = new(vcpuState)
+	return saveVCPU(c, c.fresh, s.xsaveSize, spec.msrs)
 }
 
 // openKVM is replaced by tests that watch or refuse ioctls.

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/forkvm/forkvm/kvm"
@@ -57,7 +58,7 @@ func (s *shell) saveKVM(lead *vcpu, msrs *msrList) (*kvmState, error) {
 	for i := range st.VCPUs {
 		st.VCPUs[i].TSC = now.tsc // one counter for all
 	}
-	if err := s.onAll(lead, func(c *vcpu) error { return saveVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return saveVCPU(c, &st.VCPUs[c.id], s.xsaveSize, msrs) }); err != nil {
 		return nil, err
 	}
 	return st, s.saveChips(&st.Chips)
@@ -79,7 +80,9 @@ func (s *shell) saveChips(st *chipState) (err error) {
 
 // saveVCPU reads one vCPU. MP_STATE comes first, for its getter may change the
 // LAPIC; VCPU_EVENTS last, for the getters before may change what is pending.
-func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
+func saveVCPU(v *vcpu, st *vcpuState, xsaveSize int, msrs *msrList) error {
+	c := v.kvm
+	st.TSCKHz = v.tscKHz
 	steps := []struct {
 		name string
 		get  func() error
@@ -91,9 +94,7 @@ func saveVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, msrs *msrList) error {
 		{"XCRS", func() (err error) { st.XCRs, err = c.XCRs(); return }},
 		{"DEBUGREGS", func() (err error) { st.DebugRegs, err = c.DebugRegs(); return }},
 		{"LAPIC", func() (err error) { st.LAPIC, err = c.LAPIC(); return }},
-		{"TSC_KHZ", func() (err error) { st.TSCKHz, err = c.TSCKHz(); return }},
-		{"MSRS", func() (err error) { st.MSRs, err = msrs.read(c); return }},
-		{"TSC_DEADLINE", func() (err error) { st.Deadline, err = readDeadline(c, st); return }},
+		{"MSRS", func() error { return msrs.read(c, st) }},
 		{"VCPU_EVENTS", func() (err error) { st.Events, err = c.VCPUEvents(); return }},
 	}
 	for _, s := range steps {
@@ -125,14 +126,14 @@ func (s *shell) restoreKVM(lead *vcpu, st *kvmState) error {
 	if len(st.VCPUs) != len(s.vcpus) {
 		return fmt.Errorf("vmm: state of %d vCPUs for a machine of %d", len(st.VCPUs), len(s.vcpus))
 	}
-	if err := s.onAll(lead, func(c *vcpu) error { return matchTSCKHz(c.kvm, st.VCPUs[c.id].TSCKHz) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return c.matchTSCKHz(st.VCPUs[c.id].TSCKHz) }); err != nil {
 		return err
 	}
 	offset, err := s.restoreClocks(lead, st)
 	if err != nil {
 		return err
 	}
-	if err := s.onAll(lead, func(c *vcpu) error { return restoreVCPU(c.kvm, &st.VCPUs[c.id], s.xsaveSize, offset) }); err != nil {
+	if err := s.onAll(lead, func(c *vcpu) error { return s.restoreVCPU(c, &st.VCPUs[c.id], offset) }); err != nil {
 		return err
 	}
 	return s.restoreChips(&st.Chips)
@@ -140,44 +141,53 @@ func (s *shell) restoreKVM(lead *vcpu, st *kvmState) error {
 
 // matchTSCKHz scales the counter if the state comes from a host of another
 // frequency. 250 ppm is what NTP corrects.
-func matchTSCKHz(c *kvm.VCPU, want uint32) error {
-	have, err := c.TSCKHz()
-	if err != nil {
-		return err
-	}
+func (c *vcpu) matchTSCKHz(want uint32) error {
+	have := c.tscKHz
 	diff := max(have, want) - min(have, want)
 	if uint64(diff)*1e6 <= uint64(want)*250 {
 		return nil
 	}
-	if err := c.SetTSCKHz(want); err != nil {
+	if err := c.kvm.SetTSCKHz(want); err != nil {
 		return fmt.Errorf("KVM_SET_TSC_KHZ: %w", err)
 	}
+	c.tscKHz = want
 	return nil
 }
 
-func restoreVCPU(c *kvm.VCPU, st *vcpuState, xsaveSize int, tscOffset uint64) error {
-	if len(st.XSAVE) != xsaveSize {
-		return fmt.Errorf("XSAVE area of %d bytes, this host has %d", len(st.XSAVE), xsaveSize)
+// restoreVCPU writes the parts of a vCPU's state that it does not have anyway:
+// some are nearly always as in a fresh vCPU, and each takes a call that costs
+// some microseconds on a nested KVM.
+func (s *shell) restoreVCPU(v *vcpu, st *vcpuState, tscOffset uint64) error {
+	if len(st.XSAVE) != s.xsaveSize {
+		return fmt.Errorf("XSAVE area of %d bytes, this host has %d", len(st.XSAVE), s.xsaveSize)
 	}
-	steps := []struct {
+	c, fresh, unused := v.kvm, v.fresh, v.fresh != nil
+	if !unused {
+		fresh = new(vcpuState)
+	}
+	v.fresh = nil
+	for _, step := range []struct {
 		name string
+		skip bool
 		set  func() error
 	}{
-		{"MP_STATE", func() error { return c.SetMPState(st.MPState) }},
-		{"REGS", func() error { return c.SetRegs(&st.Regs) }},
-		{"SREGS", func() error { return c.SetSregs(&st.Sregs) }},
-		{"XSAVE", func() error { return c.SetXSAVE2(st.XSAVE) }},
-		{"XCRS", func() error { return c.SetXCRs(&st.XCRs) }},
-		{"DEBUGREGS", func() error { return c.SetDebugRegs(&st.DebugRegs) }},
-		{"LAPIC", func() error { return c.SetLAPIC(&st.LAPIC) }},
-		{"TSC_OFFSET", func() error { return c.SetTSCOffset(tscOffset) }},
-		{"MSRS", func() error { return writeMSRs(c, st.MSRs) }},
-		{"TSC_DEADLINE", func() error { return writeDeadline(c, st) }},
-		{"VCPU_EVENTS", func() error { return c.SetVCPUEvents(&st.Events) }},
-	}
-	for _, s := range steps {
-		if err := s.set(); err != nil {
-			return fmt.Errorf("KVM_SET_%s: %w", s.name, err)
+		{"MP_STATE", unused && fresh.MPState == st.MPState, func() error { return c.SetMPState(st.MPState) }},
+		{"REGS", unused && fresh.Regs == st.Regs, func() error { return c.SetRegs(&st.Regs) }},
+		{"SREGS", unused && fresh.Sregs == st.Sregs, func() error { return c.SetSregs(&st.Sregs) }},
+		{"XSAVE", unused && bytes.Equal(fresh.XSAVE, st.XSAVE), func() error { return c.SetXSAVE2(st.XSAVE) }},
+		{"XCRS", unused && fresh.XCRs == st.XCRs, func() error { return c.SetXCRs(&st.XCRs) }},
+		{"DEBUGREGS", unused && fresh.DebugRegs == st.DebugRegs, func() error { return c.SetDebugRegs(&st.DebugRegs) }},
+		{"LAPIC", unused && fresh.LAPIC == st.LAPIC, func() error { return c.SetLAPIC(&st.LAPIC) }},
+		{"TSC_OFFSET", s.tscFixed, func() error { return c.SetTSCOffset(tscOffset) }},
+		{"MSRS", false, func() error { return writeMSRs(c, changedMSRs(fresh.MSRs, st.MSRs)) }},
+		{"TSC_DEADLINE", st.Deadline == 0, func() error { return writeDeadline(c, st) }},
+		{"VCPU_EVENTS", unused && fresh.Events == st.Events, func() error { return c.SetVCPUEvents(&st.Events) }},
+	} {
+		if step.skip {
+			continue
+		}
+		if err := step.set(); err != nil {
+			return fmt.Errorf("KVM_SET_%s: %w", step.name, err)
 		}
 	}
 	return nil

@@ -130,7 +130,7 @@ func imageOf(stored *snapshot.Snapshot, o LoadOptions) (*Image, error) {
 		return nil, err
 	}
 	image := &Image{cfg: cfg, state: st, info: c.Agent, parent: stored.ID, table: stored.Memory.Retain()}
-	image.pool = joinPool(specOf(cfg, st.kvm.CPUID), cfg.Spare)
+	image.pool = joinPool(specOf(cfg, st.kvm.CPUID, st.msrs), cfg.Spare)
 	return image, nil
 }
 

@@ -40,6 +40,9 @@ type vcpu struct {
 
 	counters exitCounters
 
+	tscKHz uint32     // rate of its counter
+	fresh  *vcpuState // of a vCPU that has not been used; nil if that was not looked at
+
 	mu    sync.Mutex
 	queue []func() // guarded by mu
 	gone  bool     // guarded by mu: the thread has left its loop
