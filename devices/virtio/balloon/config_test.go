@@ -74,6 +74,13 @@ func TestWait(t *testing.T) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, want that the context has ended", err)
 		}
+		// Without a driver there is no balloon.
+		go func() { done <- g.dev.Wait(t.Context()) }()
+		synctest.Wait()
+		g.Reset()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 }
 

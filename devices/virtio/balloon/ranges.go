@@ -22,7 +22,7 @@ func (r Range) End() uint64 { return r.GPA + r.Size }
 
 // wellFormed tells whether r is a number of whole pages that can be released.
 func (r Range) wellFormed() bool {
-	return r.Size > 0 && r.Size <= maxRange && r.GPA%PageSize == 0 && r.Size%PageSize == 0 && r.End() > r.GPA
+	return r.Size > 0 && r.Size <= maxRange && r.GPA%PageSize == 0 && r.Size%PageSize == 0
 }
 
 // overlaps tells whether r has a byte in common with one of others.
