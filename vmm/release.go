@@ -1,8 +1,10 @@
 package vmm
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"golang.org/x/sys/unix"
 
@@ -70,4 +72,22 @@ func covers(table *snapshot.Table, r run) bool {
 		}
 	}
 	return false
+}
+
+// SetBalloon asks the guest to give back bytes of memory, rounded down to
+// pages, and keep off them until told otherwise; 0 gives it all back. It
+// returns when the guest's driver has done so, or with the error of ctx: a
+// guest that is short of memory gives back less. Pages that nobody in the
+// guest uses come back without being asked for.
+func (vm *VM) SetBalloon(ctx context.Context, bytes int64) error {
+	pages := bytes / pageSize
+	if bytes < 0 || pages > math.MaxUint32 {
+		return fmt.Errorf("vmm: balloon: %w: %d bytes", ErrConfig, bytes)
+	}
+	b := vm.board.Load().balloon
+	b.SetTarget(uint32(pages))
+	if err := b.Wait(ctx); err != nil {
+		return vm.because(fmt.Errorf("vmm: balloon: %w", err))
+	}
+	return nil
 }
