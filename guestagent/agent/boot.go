@@ -66,6 +66,7 @@ func prepareSystem(b *proto.Boot) []string {
 	warn(loopbackUp())
 	warn(setBootHostname())
 	warn(raiseFileLimit())
+	warn(relaxTimers())
 	_ = os.Setenv("PATH", defaultPath)
 	return warnings
 }

@@ -33,7 +33,7 @@ func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := syscall.ForkExec(argv0, argv, attr)
+	pid, err := r.fork(argv0, argv, attr)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -43,6 +43,17 @@ func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 		go r.await(pid, pidfd)
 	}
 	return pid, exited, nil
+}
+
+func (r *reaper) fork(argv0 string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	if !r.all {
+		return syscall.ForkExec(argv0, argv, attr)
+	}
+	err = withCommandSlack(func() error {
+		pid, err = syscall.ForkExec(argv0, argv, attr)
+		return err
+	})
+	return pid, err
 }
 
 // signal sends sig to the process group that pid leads. It fails with
