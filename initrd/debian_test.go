@@ -49,7 +49,7 @@ func TestDebianKernel(t *testing.T) {
 			t.Errorf("%s is not loaded before %s: %q", pair[0], pair[1], names)
 		}
 	}
-	if !slices.Contains(names, "virtio-rng") || slices.Contains(names, "ext4") {
+	if !slices.Contains(names, "virtio-rng") || !slices.Contains(names, "virtio_balloon") || slices.Contains(names, "ext4") {
 		t.Errorf("modules %q", names)
 	}
 }

@@ -63,7 +63,7 @@ var (
 // modules. optionalModules exist in some kernels only, and the guest copes.
 var (
 	bootModules     = []string{"virtio_mmio", "virtio_rng", "vmw_vsock_virtio_transport"}
-	optionalModules = []string{"vmgenid"}
+	optionalModules = []string{"vmgenid", "virtio_balloon"}
 )
 
 // Config says what goes into an initramfs. The zero value, with a Kernel, is a

@@ -173,12 +173,14 @@ func TestModulesInLoadOrder(t *testing.T) {
 	}
 }
 
-func TestOptionalModule(t *testing.T) {
-	k := modularKernel()
-	k.Modules.(fstest.MapFS)["kernel/vmgenid.ko"] = &fstest.MapFile{Data: fakekernel.Module(fakekernel.AMD64)}
-	files := pack(t, Config{Agent: testAgent(t), Kernel: k})
-	if list := content(t, files["etc/forkvm/modules"]); !strings.HasSuffix(list, "/vmgenid.ko\n") {
-		t.Errorf("vmgenid is not loaded: %q", list)
+func TestOptionalModules(t *testing.T) {
+	for _, name := range []string{"vmgenid", "virtio_balloon"} {
+		k := modularKernel()
+		k.Modules.(fstest.MapFS)["kernel/"+name+".ko"] = &fstest.MapFile{Data: fakekernel.Module(fakekernel.AMD64)}
+		files := pack(t, Config{Agent: testAgent(t), Kernel: k})
+		if list := content(t, files["etc/forkvm/modules"]); !strings.HasSuffix(list, "/"+name+".ko\n") {
+			t.Errorf("%s is not loaded: %q", name, list)
+		}
 	}
 }
 
