@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,17 +22,17 @@ type poolInfo struct {
 	buf         [proto.MaxEntropy]byte
 }
 
-// creditEntropy gives b to the kernel's generator at full credit, and has it
-// take a new key at once.
-func creditEntropy(random *os.File, b []byte) error {
+// creditEntropy gives b to the kernel's generator, of which random is a
+// descriptor, at full credit, and has it take a new key at once.
+func creditEntropy(random int, b []byte) error {
 	info := poolInfo{entropyBits: int32(8 * len(b)), size: int32(len(b))}
 	if copy(info.buf[:], b) < len(b) {
 		return fmt.Errorf("agent: add entropy: more than %d bytes", len(info.buf))
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, random.Fd(), rndAddEntropy, uintptr(unsafe.Pointer(&info))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(random), rndAddEntropy, uintptr(unsafe.Pointer(&info))); errno != 0 {
 		return fmt.Errorf("agent: add entropy: RNDADDENTROPY: %w", errno)
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, random.Fd(), rndReseedCRNG, 0); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(random), rndReseedCRNG, 0); errno != 0 {
 		return fmt.Errorf("agent: add entropy: RNDRESEEDCRNG: %w", errno)
 	}
 	return nil

@@ -82,7 +82,7 @@ func TestRenewGatesGenerations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if reply.Generation != id.Generation || len(reply.RandomHash) != 32 || time.Since(reply.WallClock).Abs() > time.Minute {
+	if reply.Generation != id.Generation || len(reply.Random) != 16 || time.Since(reply.WallClock).Abs() > time.Minute {
 		t.Errorf("reply %+v", reply)
 	}
 	if !m.clock.Equal(id.WallClock) || !bytes.Equal(m.pool, id.Entropy) {
@@ -96,7 +96,7 @@ func TestRenewGatesGenerations(t *testing.T) {
 		t.Errorf("hello of the old generation: %+v, %v", info, err)
 	}
 	again, err := child.Renew(ctx, identity(8))
-	if err != nil || bytes.Equal(again.RandomHash, reply.RandomHash) {
+	if err != nil || bytes.Equal(again.Random, reply.Random) {
 		t.Errorf("second renewal: %+v, %v", again, err)
 	}
 }

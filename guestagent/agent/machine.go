@@ -2,10 +2,9 @@ package agent
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,11 +29,17 @@ type Machine interface {
 }
 
 // ThisMachine is the Machine that this process runs on. Using it takes root.
-var ThisMachine Machine = thisMachine{}
+var ThisMachine Machine = &thisMachine{random: -1, bootID: -1}
 
-type thisMachine struct{}
+// thisMachine keeps open what each renewal needs: a fork's first reply waits
+// for it, and to look a file up touches more memory than to use it.
+type thisMachine struct {
+	mu     sync.Mutex
+	random int // descriptors, -1 before their first use; guarded by mu
+	bootID int
+}
 
-func (thisMachine) SetClock(t time.Time) error {
+func (*thisMachine) SetClock(t time.Time) error {
 	ts, err := unix.TimeToTimespec(t)
 	if err != nil {
 		return fmt.Errorf("agent: set clock: %w", err)
@@ -48,16 +53,20 @@ func (thisMachine) SetClock(t time.Time) error {
 // AddEntropy uses ioctls and not a write to the device: a write is mixed in
 // without credit and does not re-key, so two forks would go on returning the
 // same bytes until the next periodic reseed (random(4)).
-func (thisMachine) AddEntropy(b []byte) error {
-	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("agent: add entropy: %w", err)
+func (m *thisMachine) AddEntropy(b []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.random < 0 {
+		fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("agent: add entropy: %w", err)
+		}
+		m.random = fd
 	}
-	defer f.Close()
-	return creditEntropy(f, b)
+	return creditEntropy(m.random, b)
 }
 
-func (thisMachine) SetHostname(name string) error {
+func (*thisMachine) SetHostname(name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("agent: set host name: %w", err)
 	}
@@ -67,30 +76,68 @@ func (thisMachine) SetHostname(name string) error {
 // The kernel's boot id, and the file that is mounted over it.
 const (
 	kernelBootID = "/proc/sys/kernel/random/boot_id"
-	kernelUUID   = "/proc/sys/kernel/random/uuid"
 	bootIDFile   = "/run/forkvm-boot-id"
 )
 
 // NewBootID writes the id to a file that hides the kernel's own, and mounts it
-// there if this is the first time.
-func (thisMachine) NewBootID() error {
-	id, err := os.ReadFile(kernelUUID)
+// there the first time.
+func (m *thisMachine) NewBootID() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	id, err := newUUID()
 	if err != nil {
 		return fmt.Errorf("agent: boot id: %w", err)
 	}
-	if err := os.WriteFile(bootIDFile, id, 0o444); err != nil {
-		return fmt.Errorf("agent: boot id: %w", err)
-	}
-	if shown, err := os.ReadFile(kernelBootID); err == nil && bytes.Equal(shown, id) {
+	if m.bootID >= 0 {
+		if _, err := unix.Pwrite(m.bootID, id, 0); err != nil {
+			return fmt.Errorf("agent: boot id: %w", err)
+		}
 		return nil
 	}
-	if err := unix.Mount(bootIDFile, kernelBootID, "", unix.MS_BIND, ""); err != nil {
+	if m.bootID, err = mountBootID(id); err != nil {
 		return fmt.Errorf("agent: boot id: %w", err)
 	}
 	return nil
 }
 
-func (thisMachine) Stop(reboot bool) error {
+// mountBootID has the kernel's boot id read as what the returned descriptor
+// writes, which is id so far.
+func mountBootID(id []byte) (int, error) {
+	fd, err := unix.Open(bootIDFile, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return -1, err
+	}
+	if _, err = unix.Pwrite(fd, id, 0); err == nil {
+		err = unix.Mount(bootIDFile, kernelBootID, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// newUUID draws a random UUID (RFC 9562, version 4), as the line of text that
+// the kernel's files have.
+func newUUID() ([]byte, error) {
+	var u [16]byte
+	if _, err := unix.Getrandom(u[:], 0); err != nil {
+		return nil, fmt.Errorf("getrandom: %w", err)
+	}
+	u[6] = u[6]&0x0f | 0x40
+	u[8] = u[8]&0x3f | 0x80
+	const digits = "0123456789abcdef"
+	line := make([]byte, 0, 37)
+	for i, b := range u {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			line = append(line, '-')
+		}
+		line = append(line, digits[b>>4], digits[b&15])
+	}
+	return append(line, '\n'), nil
+}
+
+func (*thisMachine) Stop(reboot bool) error {
 	unix.Sync()
 	cmd := unix.LINUX_REBOOT_CMD_POWER_OFF
 	if reboot {
@@ -171,27 +218,41 @@ func (s *server) renew(h proto.Handshake) (*proto.RenewReply, error) {
 	if err == nil { // from the generator's new key
 		err = m.NewBootID()
 	}
-	if err == nil && req.Hostname != "" {
-		err = m.SetHostname(req.Hostname)
-	}
 	if err != nil {
 		return nil, err
 	}
-	var sample [16]byte
-	if _, err := unix.Getrandom(sample[:], 0); err != nil {
+	hostname, err := s.rename(req.Hostname)
+	if err != nil {
+		return nil, err
+	}
+	sample := make([]byte, 16)
+	if _, err := unix.Getrandom(sample, 0); err != nil {
 		return nil, fmt.Errorf("agent: renew: getrandom: %w", err)
 	}
-	if bytes.Equal(sample[:], make([]byte, len(sample))) {
+	if bytes.Equal(sample, make([]byte, len(sample))) {
 		return nil, errors.New("agent: renew: getrandom gives zeros")
 	}
-	hash := sha256.Sum256(sample[:])
 	s.mu.Lock()
 	s.gen = req.Generation
 	s.mu.Unlock()
 	return &proto.RenewReply{
 		Generation: req.Generation,
 		WallClock:  time.Now(),
-		Hostname:   s.info().Hostname,
-		RandomHash: hash[:],
+		Hostname:   hostname,
+		Random:     sample,
 	}, nil
+}
+
+// rename sets the host name unless it is that already, or want is empty, and
+// returns what it is now.
+func (s *server) rename(want string) (string, error) {
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return "", fmt.Errorf("agent: host name: %w", err)
+	}
+	have := unix.ByteSliceToString(uts.Nodename[:])
+	if want == "" || want == have {
+		return have, nil
+	}
+	return want, s.opts.Machine.SetHostname(want)
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -40,7 +39,7 @@ func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 	if err := c.call(ctx, proto.OpRenew, req, &reply); err != nil {
 		return RenewReply{}, err
 	}
-	if reply.Generation != id.Generation || (id.Hostname != "" && reply.Hostname != id.Hostname) || bytes.Equal(reply.RandomHash, nil) {
+	if reply.Generation != id.Generation || (id.Hostname != "" && reply.Hostname != id.Hostname) || len(reply.Random) == 0 {
 		return reply, fmt.Errorf("client: renew: %w: another identity confirmed", ErrProtocol)
 	}
 	c.SetGeneration(id.Generation)

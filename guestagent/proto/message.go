@@ -262,7 +262,7 @@ type RenewReply struct {
 	Generation Generation `json:"generation"`
 	WallClock  time.Time  `json:"wall_clock"` // read back after it was set
 	Hostname   string     `json:"hostname"`
-	// RandomHash is the SHA-256 of 16 bytes the kernel's generator gave after
-	// it was reseeded: two machines with the same hash share their randomness.
-	RandomHash []byte `json:"random_hash"`
+	// Random is 16 bytes that the kernel's generator gave after it was
+	// reseeded: two machines with the same share their randomness.
+	Random []byte `json:"random"`
 }
