@@ -119,7 +119,7 @@ func wantPages(t testing.TB, table *Table, want pages) {
 		t.Errorf("%d bytes of memory, want %d", table.Size(), len(want)*page)
 	}
 	got := make([]byte, table.Size())
-	if _, err := table.ReadAt(got, 0); err != nil {
+	if err := table.ReadAt(got, 0); err != nil {
 		t.Fatal(err)
 	}
 	for i, b := range want {

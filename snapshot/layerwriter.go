@@ -87,6 +87,38 @@ func (w *LayerWriter) isReserved(off, n int64) bool {
 	return true
 }
 
+// Fill copies a range of a table, and returns how many bytes of it are of a
+// layer; what is not is left alone.
+func (w *LayerWriter) Fill(t *Table, off, n int64) (mapped int64, err error) {
+	if err := w.check(off, n); err != nil {
+		return 0, err
+	}
+	for _, e := range t.within(off, off+n) {
+		if err := w.Reserve(e.Start, e.Length); err != nil {
+			return 0, err
+		}
+		p := w.window[e.Start:e.End()]
+		if !w.isReserved(e.Start, e.Length) {
+			p = make([]byte, e.Length)
+		}
+		if _, err := e.Layer.ReadAt(p, e.Offset); err != nil {
+			return 0, fmt.Errorf("snapshot: read layer: %w", err)
+		}
+		if !w.isReserved(e.Start, e.Length) {
+			if err := w.WriteAt(p, e.Start); err != nil {
+				return 0, err
+			}
+		}
+		mapped += e.Length
+	}
+	return mapped, nil
+}
+
+// Holds tells whether the page at off, which was written, is the same as p.
+func (w *LayerWriter) Holds(p []byte, off int64) bool {
+	return w.check(off, int64(len(p))) == nil && bytes.Equal(w.window[off:off+int64(len(p))], p)
+}
+
 // FreeZeros gives back the memory of pages in the range that were written and
 // are all zeros. Only what was written may be looked at: reading a hole would
 // fill it.

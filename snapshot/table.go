@@ -115,23 +115,35 @@ func (t *Table) Overlay(top []Extent) (*Table, error) {
 	return n, nil
 }
 
-// ReadAt fills p with the memory at off. It reports whether a layer has any of
-// it; what none has is zeros.
-func (t *Table) ReadAt(p []byte, off int64) (mapped bool, err error) {
+// ReadAt fills p with the memory at off.
+func (t *Table) ReadAt(p []byte, off int64) error {
 	if off < 0 || off > t.size-int64(len(p)) {
-		return false, fmt.Errorf("snapshot: read of %d bytes at %#x: memory has %#x", len(p), off, t.size)
+		return fmt.Errorf("snapshot: read of %d bytes at %#x: memory has %#x", len(p), off, t.size)
 	}
 	clear(p)
-	end := off + int64(len(p))
-	i := sort.Search(len(t.extents), func(i int) bool { return t.extents[i].End() > off })
-	for ; i < len(t.extents) && t.extents[i].Start < end; i++ {
-		e := clip(t.extents[i], off, end)
+	for _, e := range t.within(off, off+int64(len(p))) {
 		if _, err := e.Layer.ReadAt(p[e.Start-off:e.End()-off], e.Offset); err != nil {
-			return true, fmt.Errorf("snapshot: read layer: %w", err)
+			return fmt.Errorf("snapshot: read layer: %w", err)
 		}
-		mapped = true
 	}
-	return mapped, nil
+	return nil
+}
+
+// Maps tells whether a layer has any of the n bytes at off.
+func (t *Table) Maps(off, n int64) bool { return len(t.within(off, off+n)) > 0 }
+
+// within is the parts of the extents that lie in a range.
+func (t *Table) within(from, to int64) []Extent {
+	i := sort.Search(len(t.extents), func(i int) bool { return t.extents[i].End() > from })
+	j := i + sort.Search(len(t.extents)-i, func(k int) bool { return t.extents[i+k].Start >= to })
+	if i >= j {
+		return nil
+	}
+	parts := append([]Extent(nil), t.extents[i:j]...)
+	parts[0] = clip(parts[0], from, to)
+	last := &parts[len(parts)-1]
+	*last = clip(*last, from, to)
+	return parts
 }
 
 // Stored is the number of bytes that the table maps to layers.

@@ -15,11 +15,13 @@ import (
 // table that has grown long is rewritten as one layer, though never while the
 // machine stands still.
 const (
-	maxGap     = 8    // pages of a gap that is filled from older layers
+	maxGap     = 4    // pages of a gap that is filled from older layers
 	maxZeroGap = 512  // pages of a gap of zeros, which takes no memory
 	maxRuns    = 1024 // extents of one capture
 	maxExtents = 2048 // of a table before it is rewritten
 	fewExtents = 64   // of a table that was rewritten
+
+	compactChunk = 1 << 20 // bytes copied before zeros are given back
 )
 
 // When to copy while the machine runs. Each round costs a few scans, and the
@@ -47,6 +49,7 @@ type memoryCapture struct {
 	m      *memory
 	layer  *snapshot.LayerWriter // nil as long as there is nothing to copy
 	copied []run
+	last   []run     // those of them that were copied by freeze
 	zeros  []run     // given back by the guest since the last capture
 	done   *captured // set early where freeze has to finish
 }
@@ -128,8 +131,7 @@ func (c *memoryCapture) copy(runs []run) error {
 	return nil
 }
 
-// freeze copies what is left, and has the next capture find only what is
-// written from now on. The machine stands still.
+// freeze copies what is left. The machine stands still.
 func (c *memoryCapture) freeze() error {
 	written, err := c.m.written()
 	if err != nil {
@@ -153,9 +155,30 @@ func (c *memoryCapture) freeze() error {
 	if c.m.tracker == nil {
 		return c.finishStill()
 	}
+	c.last = written
 	c.m.pending = union(c.m.pending, written)
-	_, err = c.m.take(written)
-	return err
+	return nil
+}
+
+// takeLast has the next capture find only what was written since the freeze.
+// That is not done in the pause: the pages are protected while the machine
+// runs again, and those that are no longer what was copied stay pending.
+func (c *memoryCapture) takeLast() ([]run, error) {
+	if len(c.last) == 0 || c.m.tracker == nil {
+		return nil, nil
+	}
+	if _, err := c.m.take(c.last); err != nil {
+		return nil, err
+	}
+	var changed []run
+	for _, r := range c.last {
+		for at := r.start; at < r.end; at += pageSize {
+			if !c.layer.Holds(c.m.ram[at:at+pageSize], at) {
+				changed = appendRun(changed, run{at, at + pageSize})
+			}
+		}
+	}
+	return changed, nil
 }
 
 // finishStill is the rest of a capture without write tracking. The pages just
@@ -208,6 +231,10 @@ func (c *memoryCapture) finish() (captured, error) {
 // seal lays the copied pages over what the last capture saw. It also returns
 // the runs that the new layer covers.
 func (c *memoryCapture) seal() (*captured, []run, error) {
+	changed, err := c.takeLast()
+	if err != nil {
+		return nil, nil, err
+	}
 	table, runs, filled, err := c.lay()
 	if err != nil {
 		return nil, nil, err
@@ -215,7 +242,7 @@ func (c *memoryCapture) seal() (*captured, []run, error) {
 	m := c.m
 	m.base.Release()
 	m.base = table.Retain()
-	m.pending, c.zeros = nil, nil
+	m.pending, c.zeros = changed, nil
 	dirty := pagesIn(c.copied)
 	return &captured{table, dirty, dirty + filled}, runs, nil
 }
@@ -235,11 +262,11 @@ func (c *memoryCapture) lay() (table *snapshot.Table, runs []run, filled int64, 
 	}
 	runs = coalesce(joinZeroGaps(c.copied, base), maxGap, maxRuns)
 	for _, gap := range lacking(runs, c.copied) {
-		n, err := copyTable(c.layer, gap, base)
+		n, err := c.layer.Fill(base, gap.start, gap.end-gap.start)
 		if err != nil {
 			return nil, nil, 0, err
 		}
-		filled += n
+		filled += n / pageSize
 	}
 	layer, err := c.layer.Seal()
 	c.layer = nil
@@ -328,30 +355,6 @@ func joinZeroGaps(runs []run, base *snapshot.Table) []run {
 	return out
 }
 
-// copyTable copies a range of a table to the same place of a layer, and returns
-// how many pages were not zeros to begin with.
-func copyTable(layer *snapshot.LayerWriter, r run, from *snapshot.Table) (pages int64, err error) {
-	buf := make([]byte, min(1<<20, r.end-r.start))
-	for at := r.start; at < r.end; {
-		p := buf[:min(int64(len(buf)), r.end-at)]
-		mapped, err := from.ReadAt(p, at)
-		if err != nil {
-			return 0, err
-		}
-		if mapped {
-			if err := layer.WriteAt(p, at); err != nil {
-				return 0, err
-			}
-			if err := layer.FreeZeros(at, int64(len(p))); err != nil {
-				return 0, err
-			}
-			pages += int64(len(p)) / pageSize
-		}
-		at += int64(len(p))
-	}
-	return pages, nil
-}
-
 func extentsOf(layer *snapshot.Layer, runs []run) []snapshot.Extent {
 	extents := make([]snapshot.Extent, len(runs))
 	for i, r := range runs {
@@ -377,8 +380,14 @@ func compactTable(table *snapshot.Table, limit int) (*snapshot.Table, error) {
 	}
 	defer w.Abandon()
 	for _, r := range all {
-		if _, err := copyTable(w, r, table); err != nil {
-			return nil, err
+		for at := r.start; at < r.end; at += compactChunk {
+			n := min(compactChunk, r.end-at)
+			if _, err := w.Fill(table, at, n); err != nil {
+				return nil, err
+			}
+			if err := w.FreeZeros(at, n); err != nil {
+				return nil, err
+			}
 		}
 	}
 	layer, err := w.Seal()

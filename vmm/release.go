@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/devices/virtio/balloon"
-	"github.com/forkvm/forkvm/snapshot"
 )
 
 // release forgets what is in pages that the guest gave back, sorted and apart.
@@ -36,7 +35,7 @@ func (m *memory) releaseRun(r run) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var err error
-	if covers(m.table, r) {
+	if m.table.Maps(r.start, r.end-r.start) {
 		err = m.punch(r)
 	} else {
 		err = unix.Madvise(m.ram[r.start:r.end], unix.MADV_DONTNEED)
@@ -62,16 +61,6 @@ func (m *memory) punch(r run) error {
 		return m.tracker.register(r)
 	}
 	return nil
-}
-
-// covers tells whether any layer of a table is in the range.
-func covers(table *snapshot.Table, r run) bool {
-	for _, e := range table.Extents() {
-		if e.Start < r.end && e.End() > r.start {
-			return true
-		}
-	}
-	return false
 }
 
 // SetBalloon asks the guest to give back bytes of memory, rounded down to

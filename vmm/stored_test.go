@@ -58,7 +58,7 @@ func TestSnapshotOutlivesTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(ram))
-	if _, err := table.ReadAt(got, 0); err != nil || !bytes.Equal(got, ram) {
+	if err := table.ReadAt(got, 0); err != nil || !bytes.Equal(got, ram) {
 		t.Errorf("memory differs after a restore, %v", err)
 	}
 	table.Release()

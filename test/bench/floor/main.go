@@ -40,7 +40,7 @@ func main() {
 
 func measure(memory int64, guest microguest.Params, n, rounds int) error {
 	runtime.LockOSThread()
-	s, err := bare.NewSession(memory)
+	s, err := bare.NewSession()
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func measure(memory int64, guest microguest.Params, n, rounds int) error {
 	times := map[string][]time.Duration{}
 	for range rounds {
 		for _, kind := range []bare.Kind{bare.Pooled, bare.Cold, bare.Reset} {
-			sample, err := s.Measure(bare.Request{Kind: kind, N: n, Guest: guest})
+			sample, err := s.Measure(bare.Request{Kind: kind, N: n, Memory: memory, Guest: guest})
 			if err != nil {
 				return err
 			}

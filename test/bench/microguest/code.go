@@ -2,13 +2,13 @@ package microguest
 
 import "encoding/binary"
 
-// code is the guest's program. Kernel code, which some KVMs interpret, is as
-// short as it can be and needs neither an IDT nor a TSS: SYSCALL enters it.
-func code() []byte {
+// code is the guest's program and where its fault handler begins. Kernel code,
+// which some KVMs interpret, is as short as it can be.
+func code() (program []byte, fault uint64) {
 	a := assembler{label: map[string]int{}}
 	a.kernel()
 	a.user()
-	return a.finish()
+	return a.finish(), Base + uint64(a.label["fault"])
 }
 
 // assembler collects code and fills in the addresses of labels at the end.
@@ -58,45 +58,26 @@ func (a *assembler) finish() []byte {
 	return a.b
 }
 
-// wrmsr sets a model-specific register to hi:eax.
-func (a *assembler) wrmsr(index, hi uint32) {
-	a.op32(index, 0xb9) // mov ecx, index
-	a.op32(hi, 0xba)    // mov edx, hi
-	a.op(0x0f, 0x30)    // wrmsr
-}
-
-// kernel takes over descriptors and page tables, lets SYSCALL end at halt and
-// goes on at user, at privilege level 3 with leave to use ports.
+// kernel takes over descriptors and page tables and goes on at user, at
+// privilege level 3 with interrupts off.
 func (a *assembler) kernel() {
-	const (
-		efer, star, lstar, sfmask = 0xc0000080, 0xc0000081, 0xc0000082, 0xc0000084
-		sce                       = 1 << 0
-		iopl3                     = 3<<12 | 1<<1
-		interruptFlag             = 1 << 9
-	)
+	const flags = 1 << 1
 	a.op32(gdtrAddr, 0x0f, 0x01, 0x14, 0x25) // lgdt [gdtr]
+	a.op32(idtrAddr, 0x0f, 0x01, 0x1c, 0x25) // lidt [idtr]
 	a.op32(stackTop, 0xbc)                   // mov esp, stackTop
-	a.op32(pml4Addr, 0xb8)                   // mov eax, pml4
+	a.op32(PageTables, 0xb8)                 // mov eax, page tables
 	a.op(0x0f, 0x22, 0xd8)                   // mov cr3, rax
-	a.op32(efer, 0xb9)                       // mov ecx, efer
-	a.op(0x0f, 0x32)                         // rdmsr
-	a.op(0x83, 0xc8, sce)                    // or eax, sce
-	a.op(0x0f, 0x30)                         // wrmsr
-	a.op(0x31, 0xc0)                         // xor eax, eax
-	a.wrmsr(star, 0x10<<16|kernelCS)         // what SYSRET and SYSCALL load
-	a.address("halt", 0xb8)                  // mov eax, halt
-	a.wrmsr(lstar, 0)
-	a.op32(interruptFlag, 0xb8) // mov eax, interruptFlag
-	a.wrmsr(sfmask, 0)
-	a.op(0x6a, userDS)      // push ss
-	a.op(0x6a, 0)           // push rsp: there is no stack
-	a.op32(iopl3, 0x68)     // push rflags
-	a.op(0x6a, userCS)      // push cs
-	a.address("user", 0x68) // push rip
-	a.op(0x48, 0xcf)        // iretq
-	a.here("halt")          // interrupts are off: for ever
-	a.op(0xf4)              // hlt
-	a.jump(0xeb, "halt")    // jmp halt
+	a.op32(taskSelector, 0xb8)               // mov eax, task
+	a.op(0x0f, 0x00, 0xd8)                   // ltr ax
+	a.op(0x6a, userDS)                       // push ss
+	a.op(0x6a, 0)                            // push rsp: there is no stack
+	a.op(0x6a, flags)                        // push rflags
+	a.op(0x6a, userCS)                       // push cs
+	a.address("user", 0x68)                  // push rip
+	a.op(0x48, 0xcf)                         // iretq
+	a.here("fault")                          // interrupts are off: for ever
+	a.op(0xf4)                               // hlt
+	a.jump(0xeb, "fault")                    // jmp fault
 }
 
 // user writes pages and tells, round after round.
@@ -144,11 +125,13 @@ func (a *assembler) user() {
 	a.jump(jne, "spin")
 	a.jump(jmp, "round")
 	a.here("fork")
+	a.op(0xee)             // out dx, al
 	a.op(0x49, 0x89, 0xc6) // mov r14, rax
 	a.op(0x4c, 0x89, 0xe9) // mov rcx, r13
 	write("child pages")
 	a.op(0xee)             // out dx, al
+	a.op(0xee)             // out dx, al
 	a.op(0x4d, 0x85, 0xff) // test r15, r15
 	a.jump(je, "next")
-	a.op(0x0f, 0x05) // syscall
+	a.op(0xf4) // hlt: a fault at this privilege level, whose handler may
 }

@@ -4,8 +4,9 @@
 //
 // It writes a number of pages, tells the host by a port write, and begins
 // anew, for ever. In a fork of it, which it knows by the generation id that
-// its host gave it, it writes some pages more after that, tells the host again,
-// and halts or goes on with pages that none of its ancestors has written.
+// its host gave it, it tells the host at once, writes some pages more, tells the
+// host twice, and halts or goes on with pages that none of its ancestors has
+// written.
 package microguest
 
 import (
@@ -35,14 +36,26 @@ const (
 	// machine answers there.
 	Port = 0x500
 
-	gdtrAddr   = Base + 1*PageSize // operand of LGDT
+	// ForkWritten is after how many port writes a fork has written its
+	// ChildPages, and RoundWritten after how many it has done a round if it
+	// did not halt: it may have had one to do when it was forked.
+	ForkWritten  = 3
+	RoundWritten = 5
+
+	// The second page: descriptor tables, parameters and task state.
+	gdtrAddr   = Base + PageSize // operand of LGDT
+	idtrAddr   = gdtrAddr + 0x10 // operand of LIDT
 	paramsAddr = gdtrAddr + 0x40
 	gdtAddr    = gdtrAddr + 0x80
-	pml4Addr   = PageTables
-	pdptAddr   = Base + 3*PageSize
-	pdAddr     = Base + 4*PageSize
-	stackTop   = Base + 6*PageSize
-	imageSize  = 6 * PageSize
+	idtAddr    = gdtrAddr + 0x100
+	tssAddr    = gdtrAddr + 0x400
+	tssSize    = tssFixed + Port/8 + 2 // with the bitmap of ports, up to Port
+	tssFixed   = 104
+
+	pdptAddr  = PageTables + 1*PageSize
+	pdAddr    = PageTables + 2*PageSize
+	stackTop  = Base + 6*PageSize
+	imageSize = 6 * PageSize
 
 	// Offsets of the parameters.
 	onceParam, pagesParam, spinParam, childParam, haltParam = 0, 8, 16, 24, 32
@@ -60,7 +73,7 @@ type Params struct {
 	Spin int64
 	// ChildPages are written by a fork, besides, after its first exit.
 	ChildPages int64
-	// Halt has a fork halt after its second exit.
+	// Halt has a fork halt when it has written them.
 	Halt bool
 }
 
@@ -87,16 +100,11 @@ func (p Params) validate() error {
 
 // Selectors of the guest's descriptor table.
 const (
-	kernelCS = 0x08
-	userDS   = 0x18 | 3
-	userCS   = 0x20 | 3
+	kernelCS     = 0x08
+	userDS       = 0x18 | 3
+	userCS       = 0x20 | 3
+	taskSelector = 0x28
 )
-
-// descriptors are flat 64-bit segments: null, kernel's code and data, user's
-// data and code. Their accessed bits are set, so that no CPU writes to them.
-var descriptors = [...]uint64{
-	0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cff3000000ffff, 0x00affb000000ffff,
-}
 
 // Image is what lies at Base: code, descriptors, parameters and page tables.
 func Image(p Params) ([]byte, error) {
@@ -105,13 +113,10 @@ func Image(p Params) ([]byte, error) {
 	}
 	le := binary.LittleEndian
 	b := make([]byte, imageSize)
-	copy(b, code())
+	program, fault := code()
+	copy(b, program)
+	writeDescriptors(b, fault)
 
-	le.PutUint16(b[gdtrAddr-Base:], uint16(len(descriptors)*8-1))
-	le.PutUint64(b[gdtrAddr-Base+2:], gdtAddr)
-	for i, d := range descriptors {
-		le.PutUint64(b[gdtAddr-Base+8*i:], d)
-	}
 	params := b[paramsAddr-Base:]
 	le.PutUint64(params[onceParam:], uint64(p.Once))
 	le.PutUint64(params[pagesParam:], uint64(p.Pages))
@@ -124,10 +129,41 @@ func Image(p Params) ([]byte, error) {
 	// Present, writable, for privilege level 3; accessed and dirty already, so
 	// that no CPU writes to the tables.
 	const table, page = 0x27, 0xe7
-	le.PutUint64(b[pml4Addr-Base:], pdptAddr|table)
+	le.PutUint64(b[PageTables-Base:], pdptAddr|table)
 	le.PutUint64(b[pdptAddr-Base:], pdAddr|table)
 	for i := range uint64(mapped >> 21) {
 		le.PutUint64(b[pdAddr-Base+8*i:], i<<21|page)
 	}
 	return b, nil
+}
+
+// writeDescriptors writes flat 64-bit segments, a task state, which says where
+// the stack of a fault handler is and, with zeros, that the guest may use ports,
+// and the handler of the one fault there is: HLT at privilege level 3.
+//
+// Setting IOPL to 3 would do for the ports, had kvm-pvm not been seen to lose it.
+func writeDescriptors(b []byte, fault uint64) {
+	const generalProtection = 13 // its vector, and the last of the table
+	le := binary.LittleEndian
+	pointer := func(at uint64, table uint64, size int) {
+		le.PutUint16(b[at-Base:], uint16(size-1))
+		le.PutUint64(b[at-Base+2:], table)
+	}
+	gdt := []uint64{
+		// Null, kernel's code and data, user's data and code. Their accessed
+		// bits are set, so that no CPU writes to them.
+		0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cff3000000ffff, 0x00affb000000ffff,
+		// A free 64-bit TSS, in two words.
+		tssSize - 1 | tssAddr&0xffffff<<16 | 0x89<<40 | tssAddr>>24<<56, 0,
+	}
+	for i, d := range gdt {
+		le.PutUint64(b[gdtAddr-Base+8*i:], d)
+	}
+	pointer(gdtrAddr, gdtAddr, 8*len(gdt))
+	// An interrupt gate.
+	gate := fault&0xffff | kernelCS<<16 | 0x8e<<40 | fault>>16<<48
+	le.PutUint64(b[idtAddr-Base+16*generalProtection:], gate)
+	pointer(idtrAddr, idtAddr, 16*(generalProtection+1))
+	le.PutUint64(b[tssAddr-Base+4:], stackTop)   // RSP0
+	le.PutUint16(b[tssAddr-Base+102:], tssFixed) // where the bitmap begins
 }

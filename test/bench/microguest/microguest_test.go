@@ -63,8 +63,9 @@ func TestPageTables(t *testing.T) {
 }
 
 func TestCodeFitsItsPage(t *testing.T) {
-	if n := len(code()); n > PageSize {
-		t.Errorf("%d bytes", n)
+	program, fault := code()
+	if len(program) > PageSize || fault < Base || fault >= Base+uint64(len(program)) {
+		t.Errorf("%d bytes, fault handler at %#x", len(program), fault)
 	}
 }
 

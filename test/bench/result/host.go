@@ -1,4 +1,4 @@
-package main
+package result
 
 import (
 	"fmt"
@@ -9,29 +9,41 @@ import (
 	"github.com/forkvm/forkvm/kvm/probe"
 )
 
-// host is on what the measurement was made, and of what.
-type host struct {
-	kvm    string // flavour
-	where  string // lab, native, or native-linux
-	kernel string // release of the kernel that has the KVM
-	cpu    string
-	cpus   int
-	commit string // of forkvm
+// Places where is measured, by what Line.Where says.
+const (
+	Native      = "native"       // this machine's KVM, with a guest of a few instructions
+	NativeLinux = "native-linux" // this machine's KVM, with a Linux guest
+	Lab         = "lab"          // a machine emulated in software, with a genuine KVM
+)
+
+// Host is on what was measured, and what.
+type Host struct {
+	KVM    string `json:"kvm"` // flavour
+	Where  string `json:"where"`
+	Kernel string `json:"kernel"` // release of the kernel that has the KVM
+	CPU    string `json:"cpu"`
+	CPUs   int    `json:"cpus"`
+	Commit string `json:"commit"` // of forkvm
+	Date   string `json:"date"`   // YYYY-MM-DD
 }
 
-func readHost() (host, error) {
+// ReadHost asks the machine. Of where, Lab is found out.
+func ReadHost(where, commit, date string) (Host, error) {
 	sys, err := kvm.Open("")
 	if err != nil {
-		return host{}, err
+		return Host{}, err
 	}
 	defer sys.Close()
 	info, err := probe.Flavor(sys)
 	if err != nil {
-		return host{}, err
+		return Host{}, err
 	}
-	return host{
-		kvm: flavor(info), where: where(), kernel: info.Kernel, cpu: info.CPU,
-		cpus: runtime.NumCPU(), commit: commit,
+	if inLab() {
+		where = Lab
+	}
+	return Host{
+		KVM: flavor(info), Where: where, Kernel: info.Kernel, CPU: info.CPU,
+		CPUs: runtime.NumCPU(), Commit: commit, Date: date,
 	}, nil
 }
 
@@ -43,17 +55,8 @@ func flavor(i probe.Info) string {
 	return fmt.Sprintf("%s (%s)", i.Name, kind)
 }
 
-// where tells the lab, whose first process is its own /init, from a host.
-func where() string {
-	if os.Getenv(kernelVariable) != "" {
-		return "native-linux"
-	}
-	if init, err := os.Readlink("/proc/1/exe"); err == nil && init == "/init" {
-		return "lab"
-	}
-	return "native"
+// inLab tells the lab, whose first process is its own /init.
+func inLab() bool {
+	init, err := os.Readlink("/proc/1/exe")
+	return err == nil && init == "/init"
 }
-
-// commit is the revision that this program was built from; set when it is
-// linked.
-var commit = "unknown"

@@ -1,4 +1,4 @@
-package main
+package result
 
 import (
 	"encoding/json"
@@ -8,56 +8,78 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 	"unicode"
 )
 
-// printJSON writes an object a line. A scenario that failed has one of no
-// samples.
-func printJSON(w io.Writer, h host, r *recorder) error {
-	enc := json.NewEncoder(w)
-	for _, s := range r.all {
-		if err := enc.Encode(s.summary(h)); err != nil {
-			return err
-		}
+// Print writes the results to out, as JSON or as Go benchmark text, and a
+// table for people to table.
+func (r *Recorder) Print(out, table io.Writer, h Host, asJSON bool) error {
+	var err error
+	if asJSON {
+		err = r.printJSON(out, h)
+	} else {
+		err = r.printGo(out, h)
 	}
-	for _, name := range failures(r) {
-		line := result{Scenario: name, Metric: mainMetric(name), N: 1, Unit: "us", KVM: h.kvm, Where: h.where}
-		if err := enc.Encode(line); err != nil {
+	r.printTable(table, h)
+	return err
+}
+
+// printJSON writes an object a line.
+func (r *Recorder) printJSON(w io.Writer, h Host) error {
+	enc := json.NewEncoder(w)
+	for _, l := range r.Lines(h) {
+		if err := enc.Encode(l); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func failures(r *recorder) []string { return slices.Sorted(maps.Keys(r.failed)) }
+func (r *Recorder) failures() []string { return slices.Sorted(maps.Keys(r.Failed)) }
 
 // mainMetric is the one by which scenarios are compared.
 func mainMetric(scenario string) string {
-	if scenario == "qemu-boot" || scenario == "gokvm-boot" {
-		return firstLife
+	switch scenario {
+	case "qemu-boot", "qemu-restore", "gokvm-boot":
+		return FirstLife
 	}
-	return firstReply
+	return FirstReply
 }
 
 // printGo writes the format of Go benchmarks, a line a sample, for benchstat.
 // https://go.dev/design/14313-benchmark-format
-func printGo(w io.Writer, h host, r *recorder) error {
+func (r *Recorder) printGo(w io.Writer, h Host) error {
 	_, err := fmt.Fprintf(w, "goos: linux\ngoarch: amd64\ncpu: %s\nkvm: %s\nkernel: %s\nwhere: %s\ncommit: %s\n",
-		h.cpu, h.kvm, h.kernel, h.where, h.commit)
-	for _, s := range r.all {
-		for _, d := range s.samples {
+		h.CPU, h.KVM, h.Kernel, h.Where, h.Commit)
+	for _, s := range r.Series {
+		name, unit := s.benchmark(), "ns/op"
+		if s.Bytes() {
+			unit = "B/child"
+		}
+		for _, v := range s.Samples {
 			if err == nil {
-				_, err = fmt.Fprintf(w, "Benchmark%s/metric=%s/n=%d 1 %d ns/op\n", camel(s.scenario), s.metric, s.n, d.Nanoseconds())
+				_, err = fmt.Fprintf(w, "Benchmark%s 1 %d %s\n", name, v, unit)
 			}
 		}
 	}
-	for _, name := range failures(r) {
+	for _, name := range r.failures() {
 		if err == nil {
 			_, err = fmt.Fprintf(w, "# %s failed\n", name)
 		}
 	}
 	return err
+}
+
+// benchmark is the key as the name of a benchmark.
+func (k Key) benchmark() string {
+	name := fmt.Sprintf("%s/metric=%s/n=%d", camel(k.Scenario), k.Metric, k.N)
+	if k.DirtyPages != Measured {
+		name += fmt.Sprintf("/dirty=%d", k.DirtyPages)
+	}
+	if k.Depth > 0 {
+		name += fmt.Sprintf("/depth=%d", k.Depth)
+	}
+	return name
 }
 
 // camel makes a benchmark's name of a scenario's.
@@ -71,22 +93,21 @@ func camel(name string) string {
 	return b.String()
 }
 
-// printTable writes what people read.
-func printTable(w io.Writer, h host, r *recorder) {
-	fmt.Fprintf(w, "\nKVM %s, %s; kernel %s; %d × %s; commit %s\n\n", h.kvm, h.where, h.kernel, h.cpus, h.cpu, h.commit)
+// printTable writes what people read: milliseconds and KiB.
+func (r *Recorder) printTable(w io.Writer, h Host) {
+	fmt.Fprintf(w, "\nKVM %s, %s; kernel %s; %d × %s; commit %s\n\n", h.KVM, h.Where, h.Kernel, h.CPUs, h.CPU, h.Commit)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "scenario\tmetric\tn\tdirty\tp50 ms\tp90 ms\tp99 ms\tmax ms\tsamples\t")
-	for _, s := range r.all {
-		v := s.summary(h)
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t\n", v.Scenario, v.Metric, v.N, v.DirtyPages,
-			millis(v.P50), millis(v.P90), millis(v.P99), millis(v.Max), v.Samples)
+	fmt.Fprintln(t, "scenario\tmetric\tn\tdirty\tdepth\tp50\tp90\tp99\tmax\t\tsamples\t")
+	for _, l := range r.Lines(h) {
+		unit, scale := "ms", 1e3
+		if l.Unit == Bytes {
+			unit, scale = "KiB", 1<<10
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%s\t%d\t\n", l.Scenario, l.Metric, l.N, l.DirtyPages, l.Depth,
+			l.P50/scale, l.P90/scale, l.P99/scale, l.Max/scale, unit, l.Samples)
 	}
 	t.Flush()
-	for _, name := range failures(r) {
-		fmt.Fprintf(w, "\n%s failed: %v\n", name, r.failed[name])
+	for _, name := range r.failures() {
+		fmt.Fprintf(w, "\n%s failed: %v\n", name, r.Failed[name])
 	}
-}
-
-func millis(us int64) string {
-	return fmt.Sprintf("%.2f", float64(us)/float64(time.Millisecond/time.Microsecond))
 }

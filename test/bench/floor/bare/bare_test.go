@@ -18,7 +18,7 @@ const memory = 64 << 20
 // TestMain is a server where a test asks for one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "serve" {
-		if err := Serve(os.Stdin, os.Stdout, memory); err != nil {
+		if err := Serve(os.Stdin, os.Stdout); err != nil {
 			panic(err)
 		}
 		return
@@ -31,12 +31,12 @@ func newParent(t *testing.T, g microguest.Params) *Parent {
 	kvmtest.OpenOrSkip(t)
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	h, err := Open(memory)
+	h, err := Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { h.Close() })
-	p, err := h.NewParent(g)
+	p, err := h.NewParent(memory, g)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestStateIsExact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := p.h.newMachine(nil)
+	m, err := p.h.newMachine(memory, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,9 +172,9 @@ func TestClient(t *testing.T) {
 	}
 	guest := microguest.Params{Pages: 2, ChildPages: 4}
 	for _, r := range []Request{
-		{Kind: Pooled, N: 3, Guest: guest, Usage: true},
-		{Kind: Cold, N: 1, Guest: guest},
-		{Kind: Reset, N: 1, Guest: guest},
+		{Kind: Pooled, N: 3, Memory: memory, Guest: guest, Usage: true},
+		{Kind: Cold, N: 1, Memory: memory, Guest: guest},
+		{Kind: Reset, N: 1, Memory: memory, Guest: guest},
 	} {
 		s, err := c.Measure(r)
 		if err != nil {
@@ -184,7 +184,7 @@ func TestClient(t *testing.T) {
 			t.Errorf("%+v: %+v", r, s)
 		}
 	}
-	for _, r := range []Request{{Kind: Pooled}, {Kind: "other", N: 1}, {Kind: Cold, N: 1, Guest: microguest.Params{Pages: 1 << 20}}} {
+	for _, r := range []Request{{Kind: Pooled}, {Kind: "other", N: 1}, {Kind: Cold, N: 1, Memory: memory, Guest: microguest.Params{Pages: 1 << 20}}} {
 		if _, err := c.Measure(r); err == nil {
 			t.Errorf("%+v is taken", r)
 		}
@@ -197,10 +197,10 @@ func TestClient(t *testing.T) {
 func TestServeRefusesGarbage(t *testing.T) {
 	kvmtest.OpenOrSkip(t)
 	var out bytes.Buffer
-	if err := Serve(strings.NewReader("{not json"), &out, memory); err == nil {
+	if err := Serve(strings.NewReader("{not json"), &out); err == nil {
 		t.Error("taken")
 	}
-	if err := Serve(strings.NewReader(""), &out, memory); err != nil {
+	if err := Serve(strings.NewReader(""), &out); err != nil {
 		t.Error(err)
 	}
 	if json.Valid(out.Bytes()) && out.Len() > 0 {

@@ -17,14 +17,15 @@ type Parent struct {
 	m       *machine
 	base    *layer // its memory when it was last written in full
 	scanner *scanner
-	pages   int64
+	memory  int64 // bytes
+	pages   int64 // that it writes
 	runs    []run // scratch
 }
 
-// NewParent boots a guest, and puts what it wrote until its first exit into a
+// NewParent boots a guest of so many bytes of memory, and puts what it wrote until its first exit into a
 // layer below it, as if it had been forked before.
-func (h *Host) NewParent(g microguest.Params) (*Parent, error) {
-	p := &Parent{h: h, pages: g.Pages}
+func (h *Host) NewParent(memory int64, g microguest.Params) (*Parent, error) {
+	p := &Parent{h: h, memory: memory, pages: g.Pages}
 	if err := p.boot(g); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -32,8 +33,8 @@ func (h *Host) NewParent(g microguest.Params) (*Parent, error) {
 }
 
 func (p *Parent) boot(g microguest.Params) (err error) {
-	if g.End(1) > p.h.memory {
-		return fmt.Errorf("bare: the guest needs %d bytes of memory, there are %d", g.End(1), p.h.memory)
+	if g.End(1) > p.memory {
+		return fmt.Errorf("bare: the guest needs %d bytes of memory, there are %d", g.End(1), p.memory)
 	}
 	image, err := microguest.Image(g)
 	if err != nil {
@@ -42,7 +43,7 @@ func (p *Parent) boot(g microguest.Params) (err error) {
 	if p.scanner, err = newScanner(); err != nil {
 		return err
 	}
-	if p.m, err = p.h.newMachine(nil); err != nil {
+	if p.m, err = p.h.newMachine(p.memory, nil); err != nil {
 		return err
 	}
 	copy(p.m.ram[microguest.Base:], image)
@@ -55,7 +56,7 @@ func (p *Parent) boot(g microguest.Params) (err error) {
 	if p.runs, err = p.scanner.private(p.m.ram, p.runs[:0]); err != nil {
 		return err
 	}
-	if p.base, err = newLayer(p.h.memory, false); err != nil {
+	if p.base, err = newLayer(p.memory, false); err != nil {
 		return err
 	}
 	for _, r := range p.runs {
@@ -120,7 +121,7 @@ func (p *Parent) Prepare(n int) (*Pool, error) {
 		return nil, err
 	}
 	for range n {
-		m, err := p.h.newMachine(p.mapBase)
+		m, err := p.h.newMachine(p.memory, p.mapBase)
 		if err != nil {
 			pool.close()
 			return nil, err
@@ -202,7 +203,7 @@ func (p *Parent) fork(f *Family, n int) (err error) {
 			m = f.machines[i]
 			err = mapLayer(m.ram, f.layer.fd, runs)
 		} else {
-			m, err = p.h.newMachine(func(ram []byte) error {
+			m, err = p.h.newMachine(p.memory, func(ram []byte) error {
 				return errors.Join(p.mapBase(ram), mapLayer(ram, f.layer.fd, runs))
 			})
 			if err == nil {

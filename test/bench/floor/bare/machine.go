@@ -14,19 +14,18 @@ import (
 // Host is a KVM and what is asked of it once.
 type Host struct {
 	sys       *kvm.System
-	memory    int64
 	cpuid     []kvm.CPUIDEntry2
 	msrs      []kvm.MSREntry // indices of what is saved
 	xsaveSize int
 }
 
-// Open opens a KVM for machines of so many bytes of memory.
-func Open(memory int64) (*Host, error) {
+// Open opens the KVM.
+func Open() (*Host, error) {
 	sys, err := kvm.Open("")
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{sys: sys, memory: memory}
+	h := &Host{sys: sys}
 	if err := h.ask(); err != nil {
 		return nil, errors.Join(err, sys.Close())
 	}
@@ -41,7 +40,7 @@ func (h *Host) ask() (err error) {
 	if h.cpuid, err = h.sys.SupportedCPUID(); err != nil {
 		return err
 	}
-	m, err := h.newMachine(nil)
+	m, err := h.newMachine(1<<20, nil)
 	if err != nil {
 		return err
 	}
@@ -103,18 +102,19 @@ type machine struct {
 	ram  []byte
 }
 
-// newMachine makes a machine whose memory fill maps, if it is not nil.
+// newMachine makes a machine of so many bytes of memory, which fill maps if it
+// is not nil.
 //
 // Memory is mapped first: where KVM knows of a range already, it looks through
 // all of its pages at every change of a mapping, unless it has a TDP MMU. The
 // memory slot comes right after the VM: after the interrupt controllers it
 // costs a grace period on Linux 6.18.
-func (h *Host) newMachine(fill func(ram []byte) error) (*machine, error) {
+func (h *Host) newMachine(memory int64, fill func(ram []byte) error) (*machine, error) {
 	m := new(machine)
 	const identityMap, tss = 0xfffbc000, 0xfffbd000
 	err := runSteps(
 		step{"mmap", func() (err error) {
-			if m.ram, err = reserve(h.memory); err == nil && fill != nil {
+			if m.ram, err = reserve(memory); err == nil && fill != nil {
 				err = fill(m.ram)
 			}
 			return err

@@ -15,6 +15,9 @@ func (f *Family) Wander() error {
 	m := f.machines[0]
 	id := m.ram[microguest.GenerationAddr:]
 	binary.LittleEndian.PutUint64(id, binary.LittleEndian.Uint64(id)+1)
+	if err := m.run(); err != nil { // it knows that it is a fork
+		return err
+	}
 	return m.run()
 }
 

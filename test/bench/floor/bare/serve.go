@@ -24,9 +24,10 @@ const (
 
 // Request asks for one measurement.
 type Request struct {
-	Kind  Kind
-	N     int               // children of a fork
-	Guest microguest.Params // the parent's guest
+	Kind   Kind
+	N      int               // children of a fork
+	Memory int64             // bytes of memory of each machine
+	Guest  microguest.Params // the parent's guest
 	// Usage asks for the memory that a child costs. Reading it takes time, but
 	// not of what is measured.
 	Usage bool
@@ -49,15 +50,15 @@ type reply struct {
 // Session measures with one parent at a time.
 type Session struct {
 	h      *Host
+	memory int64 // of the parent
 	guest  microguest.Params
 	parent *Parent // nil at first
 	child  *Family // of resets; nil at first
 }
 
-// NewSession opens a KVM for machines of so many bytes of memory. All methods
-// are to be called on the same thread.
-func NewSession(memory int64) (*Session, error) {
-	h, err := Open(memory)
+// NewSession opens the KVM. All methods are to be called on the same thread.
+func NewSession() (*Session, error) {
+	h, err := Open()
 	if err != nil {
 		return nil, err
 	}
@@ -81,20 +82,20 @@ func (s *Session) forget() error {
 }
 
 // Measure does what r asks for. The parent is that of the request before if
-// the guest is the same.
+// the guest and its memory are the same.
 func (s *Session) Measure(r Request) (Sample, error) {
 	if r.N < 1 || r.N > 10000 {
 		return Sample{}, fmt.Errorf("bare: %d children", r.N)
 	}
-	if s.parent == nil || s.guest != r.Guest {
+	if s.parent == nil || s.guest != r.Guest || s.memory != r.Memory {
 		if err := s.forget(); err != nil {
 			return Sample{}, err
 		}
-		p, err := s.h.NewParent(r.Guest)
+		p, err := s.h.NewParent(r.Memory, r.Guest)
 		if err != nil {
 			return Sample{}, err
 		}
-		s.parent, s.guest = p, r.Guest
+		s.parent, s.guest, s.memory = p, r.Guest, r.Memory
 	}
 	switch r.Kind {
 	case Pooled, Cold:
@@ -156,10 +157,10 @@ func (s *Session) reset() (Sample, error) {
 }
 
 // Serve answers requests until there are no more.
-func Serve(in io.Reader, out io.Writer, memory int64) error {
+func Serve(in io.Reader, out io.Writer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s, err := NewSession(memory)
+	s, err := NewSession()
 	if err != nil {
 		return err
 	}
