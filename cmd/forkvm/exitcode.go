@@ -11,7 +11,7 @@ import (
 // The exit codes. They are part of the interface: scripts decide on them.
 const (
 	exitOK       = 0
-	exitFinding  = 1   // doctor found a FAIL, demo a claim that does not hold
+	exitFinding  = 1   // doctor found a FAIL, demo a claim that does not hold, verify damage
 	exitUsage    = 2   // the command line makes no sense
 	exitTimeout  = 124 // the guest command was ended by --timeout
 	exitFailure  = 125 // forkvm itself, or the machine, failed
@@ -22,14 +22,14 @@ const (
 
 const exitCodesHelp = `Exit codes:
   0      success
-  1      doctor: a check failed; demo: a claim did not hold
+  1      doctor: a check failed; demo: a claim did not hold; snapshot verify: damage
   2      wrong usage
-  124    run: the command was ended by --timeout
+  124    the command in the guest was ended by --timeout
   125    forkvm itself or the machine failed
-  126    run: the command could not be started
-  127    run: the command was not found
-  128+n  run: the command was ended by signal n; also forkvm itself by SIGINT, SIGTERM or SIGHUP
-  any    run: the command's own exit code
+  126    the command in the guest could not be started
+  127    the command in the guest was not found
+  128+n  the command in the guest was ended by signal n; also forkvm itself by SIGINT, SIGTERM or SIGHUP
+  any    the exit code of the command in the guest
 `
 
 // codeError is an error that says with which code forkvm ends. Its text is

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -156,7 +155,7 @@ func newKernelUnpack() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = writeFile(args[1], func(w io.Writer) error {
+			err = writeFile(args[1], 0o644, func(w io.Writer) error {
 				_, err := bzimage.Unpack(w, image, info.Size())
 				return err
 			})
@@ -166,35 +165,4 @@ func newKernelUnpack() *cobra.Command {
 			return nil
 		},
 	}
-}
-
-// writeFile makes a file appear with all that fill writes, or not at all.
-func writeFile(name string, fill func(io.Writer) error) error {
-	if name == "-" {
-		return flushed(os.Stdout, fill)
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // fails once it was renamed
-	defer tmp.Close()
-	if err := flushed(tmp, fill); err != nil {
-		return err
-	}
-	if err := tmp.Chmod(0o644); err != nil {
-		return err
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), name)
-}
-
-func flushed(w io.Writer, fill func(io.Writer) error) error {
-	b := bufio.NewWriterSize(w, 1<<20)
-	if err := fill(b); err != nil {
-		return err
-	}
-	return b.Flush()
 }

@@ -16,29 +16,51 @@ import (
 	"github.com/forkvm/forkvm/vmm"
 )
 
+// hostFlags say where a machine runs and what is shown of it.
+type hostFlags struct {
+	kvm     string
+	console bool
+	trace   bool
+}
+
+func addHostFlags(cmd *cobra.Command) *hostFlags {
+	h := &hostFlags{}
+	f := cmd.Flags()
+	f.StringVar(&h.kvm, "kvm", "/dev/kvm", "KVM `device`")
+	f.BoolVar(&h.console, "console", false, "show the guest's console on standard error")
+	f.BoolVar(&h.trace, "trace", false, "show each exit from guest to host on standard error")
+	return h
+}
+
+// watch returns what the flags ask to be shown, on stderr.
+func (h *hostFlags) watch(stderr io.Writer) (console io.Writer, trace func(vmm.TraceEvent)) {
+	if h.console {
+		console = stderr
+	}
+	if h.trace {
+		trace = func(e vmm.TraceEvent) { fmt.Fprintln(stderr, e) }
+	}
+	return console, trace
+}
+
 // machineFlags describe the machine that a command boots.
 type machineFlags struct {
-	kvm         string
+	*hostFlags
 	kernel      string
 	memory      byteSize
 	cpus        int
 	cmdline     string
 	bootTimeout time.Duration
-	console     bool
-	trace       bool
 }
 
 func addMachineFlags(cmd *cobra.Command) *machineFlags {
-	m := &machineFlags{memory: 256 << 20}
+	m := &machineFlags{hostFlags: addHostFlags(cmd), memory: 256 << 20}
 	f := cmd.Flags()
-	f.StringVar(&m.kvm, "kvm", "/dev/kvm", "KVM `device`")
 	f.StringVar(&m.kernel, "kernel", "", "guest `kernel`: a path, or a name that 'forkvm kernel ls' shows (default the newest, or $FORKVM_KERNEL)")
 	f.Var(&m.memory, "memory", "guest memory, such as 256M or 4G")
 	f.IntVar(&m.cpus, "cpus", 1, fmt.Sprintf("virtual CPUs, 1 to %d", vmm.MaxVCPUs))
 	f.StringVar(&m.cmdline, "cmdline", os.Getenv("FORKVM_CMDLINE"), "`options` to append to the kernel command line ($FORKVM_CMDLINE)")
 	f.DurationVar(&m.bootTimeout, "boot-timeout", 2*time.Minute, "how long the guest may take to boot")
-	f.BoolVar(&m.console, "console", false, "show the guest's console on standard error")
-	f.BoolVar(&m.trace, "trace", false, "show each exit from guest to host on standard error")
 	return m
 }
 
@@ -57,12 +79,7 @@ func (m *machineFlags) boot(ctx context.Context, stderr io.Writer, content initr
 		Kernel: kernel.Vmlinux, Initramfs: archive, Cmdline: m.cmdline,
 		VCPUs: m.cpus, Memory: int64(m.memory), KVM: m.kvm,
 	}
-	if m.console {
-		cfg.Console = stderr
-	}
-	if m.trace {
-		cfg.Trace = func(e vmm.TraceEvent) { fmt.Fprintln(stderr, e) }
-	}
+	cfg.Console, cfg.Trace = m.watch(stderr)
 	ctx, cancel := context.WithTimeout(ctx, m.bootTimeout)
 	defer cancel()
 	return vmm.Start(ctx, cfg)
@@ -97,6 +114,10 @@ func (b *byteSize) Set(s string) error {
 	}
 	*b = byteSize(n << shift)
 	return nil
+}
+
+func addFileFlag(cmd *cobra.Command) *[]string {
+	return cmd.Flags().StringArray("file", nil, "put a file of this machine into the guest: `HOST:GUEST`")
 }
 
 // parseFiles reads HOST:GUEST pairs.

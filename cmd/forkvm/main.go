@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkvm/forkvm/guestagent/agent"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -58,13 +59,15 @@ Standard output is data, standard error is progress and errors.
 ` + exitCodesHelp,
 		Example: `  forkvm run -- uname -a
   forkvm run -it
+  forkvm snapshot create --label base -- sh -c 'echo kept >/file'
+  forkvm restore base -- cat /file
   forkvm demo`,
 		Args:          cobra.NoArgs,
 		RunE:          showHelp,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newRun(sig), newDemo(), newDoctor(), newKernel(), newVersion(), newDemoGuest())
+	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newDemo(), newDoctor(), newKernel(), newVersion(), newDemoGuest())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if !c.Runnable() { // it would take any word for a question about itself
@@ -84,6 +87,10 @@ func hint(err error) string {
 		return " (try: forkvm doctor)"
 	case errors.Is(err, context.DeadlineExceeded):
 		return " (try: --console to see how far the guest came)"
+	case errors.Is(err, snapshot.ErrNotFound):
+		return " (try: forkvm snapshot ls)"
+	case errors.Is(err, snapshot.ErrNoSpace):
+		return " (try: forkvm snapshot rm, forkvm snapshot gc)"
 	case errors.Is(err, vmm.ErrKernelTooBig), errors.Is(err, vmm.ErrInitrdTooBig):
 		return " (try: more --memory)"
 	}

@@ -58,8 +58,10 @@ func runScripts(t *testing.T, dir string) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code": expectCode,
-			"json": expectJSON,
+			"code":  expectCode,
+			"json":  expectJSON,
+			"store": makeStore,
+			"flip":  flipByte,
 		},
 		Setup: func(env *testscript.Env) error {
 			cache, err := initrd.CacheDir()
@@ -78,6 +80,7 @@ func runScripts(t *testing.T, dir string) {
 					env.Vars = append(env.Vars, v)
 				}
 			}
+			env.Setenv("FORKVM_STORE", filepath.Join(env.WorkDir, "store"))
 			return nil
 		},
 	})
@@ -160,7 +163,7 @@ func TestWriteFileIsWholeOrNotThere(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "file")
 	broken := errors.New("broken")
-	err := writeFile(name, func(w io.Writer) error {
+	err := writeFile(name, 0o640, func(w io.Writer) error {
 		fmt.Fprint(w, "half")
 		return broken
 	})
@@ -170,12 +173,38 @@ func TestWriteFileIsWholeOrNotThere(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	err = writeFile(name, func(w io.Writer) error {
+	err = writeFile(name, 0o640, func(w io.Writer) error {
 		_, err := fmt.Fprint(w, "whole")
 		return err
 	})
 	if got, readErr := os.ReadFile(name); err != nil || string(got) != "whole" {
 		t.Errorf("wrote %q, %v, %v", got, err, readErr)
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}
+
+// TestWriteFileDoesNotReplaceADevice: /dev/null must not become a file.
+func TestWriteFileDoesNotReplaceADevice(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan string)
+	go func() {
+		got, _ := os.ReadFile(pipe)
+		read <- string(got)
+	}()
+	err := writeFile(pipe, 0o600, func(w io.Writer) error {
+		_, err := fmt.Fprint(w, "through")
+		return err
+	})
+	if got := await(t, read, "bytes in the pipe"); err != nil || got != "through" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if info, err := os.Stat(pipe); err != nil || info.Mode().Type() != os.ModeNamedPipe {
+		t.Errorf("it is now %v, %v", info.Mode(), err)
 	}
 }
 
@@ -239,6 +268,17 @@ func TestSignals(t *testing.T) {
 	raise(t, syscall.SIGHUP)
 	await(t, got, "third signal")
 	await(t, ctx.Done(), "end after the third signal")
+	if code := exitCode(context.Cause(ctx)); code != 129 {
+		t.Errorf("exit code %d, want 129", code)
+	}
+}
+
+func TestSignalAfterCommand(t *testing.T) {
+	ctx, sig := watchSignals(t.Context())
+	sig.forward(func(s os.Signal) { t.Errorf("a command that has ended got %v", s) })
+	sig.keep()
+	raise(t, syscall.SIGHUP)
+	await(t, ctx.Done(), "end after a signal")
 	if code := exitCode(context.Cause(ctx)); code != 129 {
 		t.Errorf("exit code %d, want 129", code)
 	}
