@@ -47,7 +47,7 @@ func stateOf(t testing.TB, s *Store, id string) state {
 func content(t testing.TB, table *Table) string {
 	t.Helper()
 	all := make([]byte, table.Size())
-	if _, err := table.ReadAt(all, 0); err != nil {
+	if err := table.ReadAt(all, 0); err != nil {
 		t.Fatal(err)
 	}
 	short := make(pages, len(all)/page)
