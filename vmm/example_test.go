@@ -6,6 +6,7 @@ import (
 	"log"
 
 	"github.com/forkvm/forkvm/initrd"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -27,6 +28,25 @@ func ExampleVM_Fork() {
 		fmt.Printf("%s%v", out, err)
 		child.Close()
 	}
+}
+
+// What is worth keeping goes into a store; what is to be tried again goes back
+// to where it was forked.
+func ExampleVM_Snapshot() {
+	ctx := context.Background()
+	var parent, child *vmm.VM // see the example of Fork
+
+	dir, err := snapshot.DefaultDir()
+	check(err)
+	store, err := snapshot.Open(dir)
+	check(err)
+	defer store.Close()
+	info, err := parent.Snapshot(ctx, store, vmm.SnapshotOptions{Label: "ready"}) // parent runs on
+	check(err)
+	vm, err := vmm.Restore(ctx, store, info.ID, vmm.StartOptions{}) // in any process, any time later
+	check(err)
+	defer vm.Close()
+	check(child.Reset(ctx)) // in place, cheaper than a new child
 }
 
 func check(err error) {

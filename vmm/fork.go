@@ -44,6 +44,10 @@ func (vm *VM) Fork(ctx context.Context, n int) ([]*VM, error) {
 // startAll starts n machines, some at a time. The first failure ends the
 // others.
 func (i *Image) startAll(ctx context.Context, begin time.Time, n int) ([]*VM, error) {
+	if n == 1 {
+		child, err := i.start(ctx, begin, StartOptions{})
+		return []*VM{child}, err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	children := make([]*VM, n)
