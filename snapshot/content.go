@@ -39,7 +39,8 @@ type block struct {
 	used [blockSize / PageSize]bool
 }
 
-func newBlock() *block { return &block{buf: make([]byte, blockSize)} }
+// blocks are used again: fresh memory costs as much as the sum of it.
+var blocks = sync.Pool{New: func() any { return &block{buf: make([]byte, blockSize)} }}
 
 func (b *block) reset(off int64) {
 	b.off = off
@@ -173,11 +174,11 @@ func (s *scanner) scan(ctx context.Context, done *progress, visit func(off int64
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var (
-		mu     sync.Mutex
-		blocks []blockSum
-		all    sync.WaitGroup
+		mu   sync.Mutex
+		sums []blockSum
+		all  sync.WaitGroup
 	)
-	for range min(runtime.GOMAXPROCS(0), 8) {
+	for range min(int64(runtime.GOMAXPROCS(0)), 8, (s.size+blockSize-1)/blockSize) {
 		all.Go(func() {
 			mine, err := s.work(ctx, done, visit)
 			if err != nil {
@@ -185,18 +186,19 @@ func (s *scanner) scan(ctx context.Context, done *progress, visit func(off int64
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			blocks = append(blocks, mine...)
+			sums = append(sums, mine...)
 		})
 	}
 	all.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return LayerInfo{}, err
 	}
-	return layerInfo(s.size, blocks), nil
+	return layerInfo(s.size, sums), nil
 }
 
 func (s *scanner) work(ctx context.Context, done *progress, visit func(off int64, p []byte) error) (sums []blockSum, err error) {
-	b := newBlock()
+	b := blocks.Get().(*block)
+	defer blocks.Put(b)
 	for ctx.Err() == nil {
 		off, ok, err := s.nextBlock()
 		if !ok || err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"math"
 	"slices"
 	"strconv"
@@ -442,10 +443,11 @@ func checkText(what, s string, limit int) error {
 	return nil
 }
 
-// checkName admits names of sections and disks.
+// checkName admits names of sections and disks. Nothing takes them for paths,
+// but if something did, none would lead upwards.
 func checkName(s string) error {
 	const allowed = "abcdefghijklmnopqrstuvwxyz0123456789._-/"
-	if s == "" || len(s) > maxName || strings.Trim(s, allowed) != "" {
+	if s == "." || len(s) > maxName || strings.Trim(s, allowed) != "" || !fs.ValidPath(s) {
 		return fmt.Errorf("name is not 1 to %d characters of a–z, 0–9 and . _ - /", maxName)
 	}
 	return nil

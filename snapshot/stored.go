@@ -61,7 +61,8 @@ func newStoredLayer(f *os.File, info LayerInfo) *Layer {
 // error of fn and returns it.
 func (l *Layer) Runs(ctx context.Context, fn func(off int64, p []byte) error) error {
 	s := scanner{file: l.file, size: l.size}
-	b := newBlock()
+	b := blocks.Get().(*block)
+	defer blocks.Put(b)
 	for {
 		if err := context.Cause(ctx); err != nil {
 			return err

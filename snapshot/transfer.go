@@ -99,7 +99,9 @@ func (in *Incoming) writeLayer(ctx context.Context, next func() (int64, []byte, 
 		return corrupt("more layers than the manifest names")
 	}
 	info := in.c.layers[in.next]
-	w := blockWriter{info: info, block: newBlock()}
+	w := blockWriter{info: info, block: blocks.Get().(*block)}
+	defer blocks.Put(w.block)
+	w.block.reset(0)
 	if !in.stage.has(info) {
 		var err error
 		if w.file, err = in.stage.create(); err != nil {
