@@ -77,3 +77,24 @@ func TestReset(t *testing.T) {
 func TestBoots(t *testing.T) {
 	expect(t, measure(t, "boot"), []string{coldBoot}, []string{result.StateReady, result.FirstInstruction})
 }
+
+func TestChildren(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a thousand machines")
+	}
+	expect(t, measure(t, "children"), []string{floorPooled, forkPooled}, []string{result.TimePerChild, result.BytesPerChild})
+}
+
+func TestPause(t *testing.T) {
+	if testing.Short() {
+		t.Skip("gigabytes of memory")
+	}
+	expect(t, measure(t, "pause"), []string{floorPooled, forkPooled}, []string{result.Pause})
+}
+
+func TestRewriting(t *testing.T) {
+	if testing.Short() {
+		t.Skip("gigabytes of memory")
+	}
+	expect(t, measure(t, "rewriting"), []string{forkRewriting}, []string{result.Pause})
+}
