@@ -25,7 +25,7 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 		return err
 	}
 	// Before the first output. If it fails the reader below will notice.
-	_ = c.w.WriteJSON(proto.TypeReply, proto.Started{ID: p.id, PID: p.pid})
+	_ = c.w.WriteValue(proto.TypeReply, &proto.Started{ID: p.id, PID: p.pid})
 	go func() {
 		p.run(req.Timeout, func() { s.kill(p) })
 		s.procs.ended(p)
@@ -51,7 +51,7 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 
 // finish sends how a command ended and waits for the client to take it.
 func (c *conn) finish(exit proto.Exit, gone <-chan error) error {
-	if err := c.w.WriteJSON(proto.TypeExit, exit); err != nil {
+	if err := c.w.WriteValue(proto.TypeExit, &exit); err != nil {
 		return nil
 	}
 	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
@@ -138,7 +138,7 @@ func (s *server) onProcess(ctx context.Context, c *conn, h proto.Handshake) erro
 	if err != nil {
 		return &proto.Error{Code: proto.CodeDone, Message: fmt.Sprintf("process %d: %v", req.ID, err)}
 	}
-	return c.w.WriteJSON(proto.TypeReply, proto.Empty{})
+	return c.w.WriteValue(proto.TypeReply, proto.Empty{})
 }
 
 // wait sends how p ended once it has.
@@ -161,7 +161,7 @@ func (s *server) attach(ctx context.Context, c *conn, p *process, req proto.Proc
 	case req.Stdin && p.stdin == nil:
 		return &proto.Error{Code: proto.CodeState, Message: "the process has no standard input"}
 	}
-	if err := c.w.WriteJSON(proto.TypeReply, proto.Empty{}); err != nil {
+	if err := c.w.WriteValue(proto.TypeReply, proto.Empty{}); err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -196,7 +196,7 @@ func (s *server) attach(ctx context.Context, c *conn, p *process, req proto.Proc
 // list sends every process.
 func (s *server) list(c *conn) error {
 	for _, p := range s.procs.all() {
-		if err := c.w.WriteJSON(proto.TypeItem, p.describe()); err != nil {
+		if err := c.w.WriteValue(proto.TypeItem, p.describe()); err != nil {
 			return nil
 		}
 	}

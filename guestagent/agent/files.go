@@ -59,7 +59,7 @@ func (s *server) onPath(c *conn, h proto.Handshake) error {
 	if err != nil {
 		return err
 	}
-	return ignoreGone(c.w.WriteJSON(proto.TypeReply, reply))
+	return ignoreGone(c.w.WriteValue(proto.TypeReply, reply))
 }
 
 // change returns what carries out an operation that replies nothing.
@@ -127,7 +127,7 @@ func (s *server) readDir(c *conn, h proto.Handshake) error {
 			batch[i] = fileInfo(fi)
 		}
 		if len(batch) > 0 {
-			if c.w.WriteJSON(proto.TypeItem, batch) != nil {
+			if c.w.WriteValue(proto.TypeItem, batch) != nil {
 				return nil
 			}
 		}
@@ -156,7 +156,7 @@ func (s *server) open(c *conn, h proto.Handshake) error {
 	if err != nil {
 		return err
 	}
-	if c.w.WriteJSON(proto.TypeReply, fileInfo(fi)) != nil {
+	if c.w.WriteValue(proto.TypeReply, fileInfo(fi)) != nil {
 		return nil
 	}
 	o := &openFile{conn: c, f: f, calls: make(chan call), free: make(chan []byte, 2), done: make(chan struct{})}
@@ -263,7 +263,7 @@ func (o *openFile) read(payload []byte) error {
 	case err == io.EOF:
 		err = o.w.Write(proto.TypeEOF)
 	case err != nil:
-		err = o.w.WriteJSON(proto.TypeError, wireError(err))
+		err = o.w.WriteValue(proto.TypeError, wireError(err))
 	default:
 		err = o.w.Write(proto.TypeData)
 	}
@@ -285,9 +285,9 @@ func (o *openFile) write(payload []byte) error {
 
 func (o *openFile) reply(v any, err error) error {
 	if err != nil {
-		return ignoreGone(o.w.WriteJSON(proto.TypeError, wireError(err)))
+		return ignoreGone(o.w.WriteValue(proto.TypeError, wireError(err)))
 	}
-	return ignoreGone(o.w.WriteJSON(proto.TypeReply, v))
+	return ignoreGone(o.w.WriteValue(proto.TypeReply, v))
 }
 
 func (o *openFile) other(payload []byte) (bool, error) {

@@ -27,15 +27,25 @@ func frame(t proto.Type, payload string) []byte {
 
 // handshake is the first frame of an operation.
 func handshake(op proto.Op, req any) []byte {
-	raw, err := json.Marshal(req)
+	raw, err := proto.Encode(req)
 	if err != nil {
 		panic(err)
 	}
-	b, err := json.Marshal(proto.Handshake{Version: proto.Version, Op: op, Request: raw})
+	return rawHandshake(op, string(raw))
+}
+
+func rawHandshake(op proto.Op, request string) []byte {
+	h := proto.Handshake{Version: proto.Version, Op: op, Request: []byte(request)}
+	return frame(proto.TypeHandshake, string(h.Append(nil)))
+}
+
+// valueFrame is a frame that carries a reply.
+func valueFrame(t proto.Type, v any) []byte {
+	b, err := proto.Encode(v)
 	if err != nil {
 		panic(err)
 	}
-	return frame(proto.TypeHandshake, string(b))
+	return frame(t, string(b))
 }
 
 func execHandshake(args ...string) []byte {
@@ -59,13 +69,14 @@ func TestHostileClient(t *testing.T) {
 		"announces 4 GiB":       {huge, ""},
 		"not a handshake":       {frame(proto.TypeData, "x"), proto.CodeBadRequest},
 		"unknown type":          {frame(200, "x"), proto.CodeBadRequest},
-		"not JSON":              {frame(proto.TypeHandshake, "\x00\xff"), proto.CodeBadRequest},
-		"deep JSON":             {frame(proto.TypeHandshake, strings.Repeat("[", 500000)), proto.CodeBadRequest},
-		"another version":       {frame(proto.TypeHandshake, `{"version":7,"op":"hello"}`), proto.CodeVersion},
+		"half a handshake":      {frame(proto.TypeHandshake, "\x02\x00"), proto.CodeBadRequest},
+		"not JSON":              {rawHandshake(proto.OpStat, "\x00\xff"), proto.CodeBadRequest},
+		"deep JSON":             {rawHandshake(proto.OpStat, strings.Repeat("[", 500000)), proto.CodeBadRequest},
+		"another version":       {frame(proto.TypeHandshake, "\x07"), proto.CodeVersion},
+		"the first version":     {frame(proto.TypeHandshake, `{"version":1,"op":"hello"}`), proto.CodeVersion},
 		"unknown operation":     {handshake("dance", proto.PathRequest{Path: "x"}), proto.CodeUnsupported},
-		"no request":            {frame(proto.TypeHandshake, `{"version":1,"op":"exec","generation":"00000000000000000000000000000000"}`), proto.CodeBadRequest},
+		"no request":            {rawHandshake(proto.OpExec, ""), proto.CodeBadRequest},
 		"request of wrong type": {handshake(proto.OpExec, "x"), proto.CodeBadRequest},
-		"bad generation":        {frame(proto.TypeHandshake, `{"version":1,"op":"stat","generation":"00"}`), proto.CodeBadRequest},
 		"exec: frame too large": {slices.Concat(execHandshake("cat"), []byte{4, 0xff, 0, 0, 0}), proto.CodeBadRequest},
 		"exec: wrong frame":     {slices.Concat(execHandshake("cat"), frame(proto.TypeStdout, "x")), proto.CodeBadRequest},
 		"exec: data after EOF":  {slices.Concat(execHandshake("sleep", "100"), frame(proto.TypeEOF, ""), frame(proto.TypeData, "x")), proto.CodeBadRequest},
@@ -220,7 +231,7 @@ func script(t *testing.T, answer []byte) *client.Client {
 // TestHostileAgent answers each kind of call with what no agent of ours would,
 // and checks that the client returns an error that says so.
 func TestHostileAgent(t *testing.T) {
-	started := frame(proto.TypeReply, `{"id":1,"pid":2}`)
+	started := valueFrame(proto.TypeReply, proto.Started{ID: 1, PID: 2})
 	info := frame(proto.TypeReply, `{"name":"x","mode":420}`)
 	empty := frame(proto.TypeReply, `{}`)
 	huge := append([]byte{byte(proto.TypeReply)}, 0xff, 0xff, 0xff, 0xff)
@@ -245,7 +256,7 @@ func TestHostileAgent(t *testing.T) {
 		"hello: bad error":      {frame(proto.TypeError, "x"), hello, client.ErrProtocol},
 		"exec: no exit":         {started, run, client.ErrDisconnected},
 		"exec: wrong frame":     {slices.Concat(started, frame(proto.TypeItem, "{}")), run, client.ErrProtocol},
-		"exec: exit first":      {frame(proto.TypeExit, `{}`), run, client.ErrProtocol},
+		"exec: exit first":      {valueFrame(proto.TypeExit, proto.Exit{}), run, client.ErrProtocol},
 		"exec: bad exit":        {slices.Concat(started, frame(proto.TypeExit, "x")), run, client.ErrProtocol},
 		"exec: too much credit": {slices.Concat(started, frame(proto.TypeCredit, "\xff\xff\xff\xff")), run, client.ErrProtocol},
 		"exec: bad credit":      {slices.Concat(started, frame(proto.TypeCredit, "x")), run, client.ErrProtocol},
@@ -256,7 +267,7 @@ func TestHostileAgent(t *testing.T) {
 		"readdir: empty name":   {frame(proto.TypeItem, `[{"name":""}]`), list, client.ErrProtocol},
 		"tar: wrong frame":      {slices.Concat(empty, frame(proto.TypeStderr, "x")), func(c *client.Client) error { return c.FS().TarOut(t.Context(), "x", io.Discard) }, client.ErrProtocol},
 		"tar: cut off":          {slices.Concat(empty, frame(proto.TypeData, "x")), func(c *client.Client) error { return c.FS().TarOut(t.Context(), "x", io.Discard) }, client.ErrDisconnected},
-		"renew: other identity": {frame(proto.TypeReply, `{"generation":"00000000000000000000000000000009"}`), func(c *client.Client) error {
+		"renew: other identity": {valueFrame(proto.TypeReply, proto.RenewReply{Generation: proto.Generation{9}, Random: []byte{1}}), func(c *client.Client) error {
 			_, err := c.Renew(t.Context(), identity(1))
 			return err
 		}, client.ErrProtocol},
@@ -274,12 +285,12 @@ func TestEndlessOutput(t *testing.T) {
 		t.Log("in short mode too: it takes a second")
 	}
 	var answer bytes.Buffer
-	answer.Write(frame(proto.TypeReply, `{"id":1,"pid":2}`))
+	answer.Write(valueFrame(proto.TypeReply, proto.Started{ID: 1, PID: 2}))
 	chunk := frame(proto.TypeStdout, strings.Repeat("x", 1<<20))
 	for range client.MaxOutput>>20 + 2 {
 		answer.Write(chunk)
 	}
-	answer.Write(frame(proto.TypeExit, `{"code":0}`))
+	answer.Write(valueFrame(proto.TypeExit, proto.Exit{}))
 	out, err := script(t, answer.Bytes()).Command("yes").Output()
 	if !errors.Is(err, client.ErrTooLarge) || len(out) != client.MaxOutput {
 		t.Errorf("%d bytes, %v", len(out), err)
@@ -292,7 +303,8 @@ func FuzzAgent(f *testing.F) {
 	dir := f.TempDir()
 	f.Add("open", `{"path":"f","flag":66,"mode":420}`, string(frame(proto.TypeWriteAt, "\x00\x00\x00\x00\x00\x00\x00\x00data")))
 	f.Add("tar-in", `{"path":"d"}`, string(frame(proto.TypeData, "x"))+string(frame(proto.TypeEOF, "")))
-	f.Add("exec", `{"path":"/bin/true","args":["true"],"stdin":true}`, string(frame(proto.TypeData, "x")))
+	exec, _ := proto.Encode(proto.ExecRequest{Path: "/bin/true", Args: []proto.Text{"true"}, Stdin: true})
+	f.Add("exec", string(exec), string(frame(proto.TypeData, "x")))
 	f.Add("attach", `{"id":1,"stdin":true}`, string(frame(proto.TypeEOF, "")))
 	f.Add("readdir", `{"path":"."}`, "")
 	p := newPipes()
@@ -300,10 +312,6 @@ func FuzzAgent(f *testing.F) {
 	c := client.New(p.dial)
 	f.Fuzz(func(t *testing.T, op, request, rest string) {
 		if !harmless(proto.Op(op), request) {
-			return
-		}
-		b, err := json.Marshal(proto.Handshake{Version: proto.Version, Op: proto.Op(op), Request: json.RawMessage(request)})
-		if err != nil {
 			return
 		}
 		nc, err := p.dial(t.Context())
@@ -316,7 +324,7 @@ func FuzzAgent(f *testing.F) {
 			_, _ = io.CopyN(io.Discard, nc, 1<<20)
 			nc.Close()
 		}()
-		_, _ = nc.Write(append(frame(proto.TypeHandshake, string(b)), rest...))
+		_, _ = nc.Write(append(rawHandshake(proto.Op(op), request), rest...))
 		nc.Close()
 		<-done
 		if _, err := c.Hello(within(t, 10*time.Second)); err != nil {
@@ -331,7 +339,7 @@ func harmless(op proto.Op, request string) bool {
 	switch op {
 	case proto.OpExec:
 		var r proto.ExecRequest
-		return json.Unmarshal([]byte(request), &r) != nil || r.Path == "/bin/true"
+		return proto.Decode([]byte(request), &r) != nil || r.Path == "/bin/true"
 	case proto.OpOpen, proto.OpTarIn, proto.OpRemove, proto.OpRmAll, proto.OpRename, proto.OpSymlink, proto.OpMkdir,
 		proto.OpMkdirAll, proto.OpChmod, proto.OpChown, proto.OpChtimes, proto.OpTarOut, proto.OpReadDir, proto.OpWatch:
 		var r proto.PathRequest

@@ -200,7 +200,7 @@ func TestAddEntropy(t *testing.T) {
 func TestReadReady(t *testing.T) {
 	var buf bytes.Buffer
 	want := proto.Info{Version: proto.Version, Kernel: "6.12", CPUs: 2, Boot: proto.Boot{Start: 1, Listening: 4}, Warnings: []string{"w"}}
-	if err := proto.NewWriter(&buf).WriteJSON(proto.TypeReady, want); err != nil {
+	if err := proto.NewWriter(&buf).WriteValue(proto.TypeReady, want); err != nil {
 		t.Fatal(err)
 	}
 	got, err := client.ReadReady(&buf)
@@ -210,7 +210,7 @@ func TestReadReady(t *testing.T) {
 		t.Errorf("ReadReady = %s, %v", b, err)
 	}
 	buf.Reset()
-	_ = proto.NewWriter(&buf).WriteJSON(proto.TypeReady, proto.Info{Version: 99})
+	_ = proto.NewWriter(&buf).WriteValue(proto.TypeReady, proto.Info{Version: 99})
 	if _, err := client.ReadReady(&buf); !errors.Is(err, client.ErrVersion) {
 		t.Errorf("another version: %v", err)
 	}

@@ -190,7 +190,7 @@ func (s *server) onMachine(c *conn, h proto.Handshake) error {
 	if err != nil {
 		return err
 	}
-	return ignoreGone(c.w.WriteJSON(proto.TypeReply, reply))
+	return ignoreGone(c.w.WriteValue(proto.TypeReply, reply))
 }
 
 // stop answers before it stops the machine, since it cannot afterwards.
@@ -198,7 +198,7 @@ func (s *server) stop(c *conn, reboot bool) error {
 	if s.opts.Machine == Machine(noMachine{}) {
 		return errNoMachine
 	}
-	if err := c.w.WriteJSON(proto.TypeReply, proto.Empty{}); err != nil {
+	if err := c.w.WriteValue(proto.TypeReply, proto.Empty{}); err != nil {
 		return nil
 	}
 	c.linger()

@@ -104,7 +104,7 @@ func announce(info proto.Info) {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(handshakeTime))
-	if err := proto.NewWriter(c).WriteJSON(proto.TypeReady, info); err != nil {
+	if err := proto.NewWriter(c).WriteValue(proto.TypeReady, info); err != nil {
 		console("cannot tell that the agent is ready: " + err.Error())
 		return
 	}

@@ -187,7 +187,7 @@ func (s *server) handle(ctx context.Context, nc net.Conn) {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	default:
-		_ = c.w.WriteJSON(proto.TypeError, &proto.Error{Code: proto.CodeBusy, Message: "too many operations"})
+		_ = c.w.WriteValue(proto.TypeError, &proto.Error{Code: proto.CodeBusy, Message: "too many operations"})
 		return
 	}
 	t, payload, err := c.r.Next()
@@ -206,7 +206,7 @@ func (s *server) handle(ctx context.Context, nc net.Conn) {
 	if err != nil {
 		s.opts.Logger.Debug("operation failed", "op", h.Op, "err", err)
 		_ = nc.SetWriteDeadline(time.Now().Add(handshakeTime))
-		_ = c.w.WriteJSON(proto.TypeError, wireError(err))
+		_ = c.w.WriteValue(proto.TypeError, wireError(err))
 		c.linger()
 	}
 }

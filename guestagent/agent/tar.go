@@ -77,7 +77,7 @@ func (s *server) tarOut(c *conn, h proto.Handshake) error {
 	if err != nil {
 		return err
 	}
-	if c.w.WriteJSON(proto.TypeReply, proto.Empty{}) != nil {
+	if c.w.WriteValue(proto.TypeReply, proto.Empty{}) != nil {
 		return nil
 	}
 	buf := bufio.NewWriterSize(dataWriter{c.w}, chunk)
@@ -207,7 +207,7 @@ func (s *server) tarIn(c *conn, h proto.Handshake) error {
 		return err
 	}
 	defer root.Close()
-	if c.w.WriteJSON(proto.TypeReply, proto.Empty{}) != nil {
+	if c.w.WriteValue(proto.TypeReply, proto.Empty{}) != nil {
 		return nil
 	}
 	data := &dataReader{r: c.r}
@@ -219,7 +219,7 @@ func (s *server) tarIn(c *conn, h proto.Handshake) error {
 	if _, err := io.Copy(io.Discard, data); err != nil {
 		return protocolError(err)
 	}
-	return ignoreGone(c.w.WriteJSON(proto.TypeReply, proto.Empty{}))
+	return ignoreGone(c.w.WriteValue(proto.TypeReply, proto.Empty{}))
 }
 
 // extractor unpacks one archive.

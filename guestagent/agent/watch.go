@@ -29,7 +29,7 @@ func (s *server) watch(c *conn, h proto.Handshake) error {
 	if _, err := unix.InotifyAddWatch(fd, path, watchedEvents); err != nil {
 		return &os.PathError{Op: "watch", Path: path, Err: err}
 	}
-	if c.w.WriteJSON(proto.TypeReply, proto.Empty{}) != nil {
+	if c.w.WriteValue(proto.TypeReply, proto.Empty{}) != nil {
 		return nil
 	}
 	go func() {
@@ -60,7 +60,7 @@ func sendEvents(w *proto.Writer, b []byte) (gone bool, err error) {
 			return true, w.Write(proto.TypeEOF)
 		}
 		ev := proto.Event{Name: proto.Text(name), Op: eventName(mask), Dir: mask&unix.IN_ISDIR != 0}
-		if err := w.WriteJSON(proto.TypeItem, ev); err != nil {
+		if err := w.WriteValue(proto.TypeItem, ev); err != nil {
 			return false, err
 		}
 	}

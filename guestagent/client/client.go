@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -84,7 +83,7 @@ type conn struct {
 func (c *Client) start(ctx context.Context, op proto.Op, req any) (*conn, error) {
 	h := proto.Handshake{Version: proto.Version, Generation: c.Generation(), Op: op}
 	if req != nil {
-		raw, err := json.Marshal(req)
+		raw, err := proto.Encode(req)
 		if err != nil {
 			return nil, fmt.Errorf("client: %s: %w", op, err)
 		}
@@ -98,7 +97,7 @@ func (c *Client) start(ctx context.Context, op proto.Op, req any) (*conn, error)
 		Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc), ctx: ctx,
 		stop: context.AfterFunc(ctx, func() { nc.Close() }),
 	}
-	if err := cn.w.WriteJSON(proto.TypeHandshake, h); err != nil {
+	if err := cn.w.Write(proto.TypeHandshake, h.Append(nil)); err != nil {
 		if errors.Is(err, proto.ErrFrameTooLarge) {
 			cn.close()
 			return nil, fmt.Errorf("client: %s: request: %w", op, err)
@@ -207,7 +206,7 @@ func decode(payload []byte, v any) error {
 	if v == nil {
 		v = new(proto.Empty)
 	}
-	if err := json.Unmarshal(payload, v); err != nil {
+	if err := proto.Decode(payload, v); err != nil {
 		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	return nil

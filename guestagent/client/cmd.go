@@ -122,7 +122,7 @@ func (c *Cmd) start() (*conn, error) {
 	if c.Detach && (c.Stdin != nil || c.Stdout != nil || c.Stderr != nil) {
 		return nil, errors.New("client: exec: a detached command has no streams; attach to it")
 	}
-	cn, err := c.client.start(c.ctx, proto.OpExec, proto.ExecRequest{
+	cn, err := c.client.start(c.ctx, proto.OpExec, &proto.ExecRequest{
 		Path: proto.Text(c.Path), Args: proto.Texts(c.Args), Env: proto.Texts(c.Env), ExtraEnv: proto.Texts(c.ExtraEnv),
 		Dir: proto.Text(c.Dir), User: c.User, TTY: c.TTY, Timeout: c.Timeout,
 		Stdin: c.Stdin != nil || c.Detach && c.OpenStdin, Detach: c.Detach,

@@ -27,7 +27,10 @@ func FuzzClient(f *testing.F) {
 	raw := func(t proto.Type, s string) func(*proto.Writer) {
 		return func(w *proto.Writer) { _ = w.Write(t, []byte(s)) }
 	}
-	add(raw(proto.TypeReply, `{"id":1}`), raw(proto.TypeStdout, "out"), raw(proto.TypeCredit, "\x00\x00\x00\x01"), raw(proto.TypeExit, `{"code":1}`))
+	value := func(t proto.Type, v any) func(*proto.Writer) {
+		return func(w *proto.Writer) { _ = w.WriteValue(t, v) }
+	}
+	add(value(proto.TypeReply, proto.Started{ID: 1}), raw(proto.TypeStdout, "out"), raw(proto.TypeCredit, "\x00\x00\x00\x01"), value(proto.TypeExit, proto.Exit{Code: 1}))
 	add(raw(proto.TypeReply, `{"name":"f","size":3}`), raw(proto.TypeData, "abc"), raw(proto.TypeEOF, ""))
 	add(raw(proto.TypeItem, `[{"name":"a"}]`), raw(proto.TypeItem, `{"id":3}`), raw(proto.TypeEOF, ""))
 	add(raw(proto.TypeError, `{"code":"file","errno":2,"message":"no"}`))

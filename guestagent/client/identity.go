@@ -36,7 +36,7 @@ func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 		return RenewReply{}, fmt.Errorf("client: %w", err)
 	}
 	var reply RenewReply
-	if err := c.call(ctx, proto.OpRenew, req, &reply); err != nil {
+	if err := c.call(ctx, proto.OpRenew, &req, &reply); err != nil {
 		return RenewReply{}, err
 	}
 	if reply.Generation != id.Generation || (id.Hostname != "" && reply.Hostname != id.Hostname) || len(reply.Random) == 0 {

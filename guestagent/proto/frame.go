@@ -2,7 +2,6 @@ package proto
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,7 @@ import (
 
 const (
 	// Version is the protocol version both sides must share.
-	Version = 1
+	Version = 2
 	// AgentPort is the vsock port on which the agent listens in the guest.
 	AgentPort = 1024
 	// ReadyPort is the vsock port on the host (CID 2) which the agent dials
@@ -36,17 +35,17 @@ var ErrUnexpectedFrame = errors.New("proto: unexpected frame")
 // Type says what a frame carries.
 type Type byte
 
-// The frame types. JSON types carry one JSON value, the others raw bytes.
+// The frame types.
 const (
-	TypeHandshake Type = iota + 1 // JSON Handshake, the first frame of a client
-	TypeReply                     // JSON, the operation's answer
+	TypeHandshake Type = iota + 1 // Handshake, the first frame of a client
+	TypeReply                     // the operation's answer, see Encode
 	TypeError                     // JSON Error, the end of the operation
 	TypeData                      // bytes of standard input, of a file or of an archive
 	TypeStdout                    // bytes of standard output, or of the terminal
 	TypeStderr                    // bytes of standard error
 	TypeEOF                       // nothing follows from this sender, or no byte at this offset
 	TypeCredit                    // uint32, bytes of standard input that were consumed
-	TypeExit                      // JSON Exit, how a command ended
+	TypeExit                      // Exit, how a command ended, see Encode
 	TypeItem                      // JSON, one of a list
 	TypeReadAt                    // int64 offset, uint32 length
 	TypeWriteAt                   // int64 offset, then the bytes
@@ -147,11 +146,11 @@ func (w *Writer) Write(t Type, parts ...[]byte) error {
 	return err
 }
 
-// WriteJSON writes one frame whose payload is v as JSON.
-func (w *Writer) WriteJSON(t Type, v any) error {
-	b, err := json.Marshal(v)
+// WriteValue writes one frame whose payload is v as [Encode] has it.
+func (w *Writer) WriteValue(t Type, v any) error {
+	b, err := Encode(v)
 	if err != nil {
-		return fmt.Errorf("proto: %v frame: %w", t, err)
+		return fmt.Errorf("%v frame: %w", t, err)
 	}
 	return w.Write(t, b)
 }

@@ -2,7 +2,6 @@ package proto
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -66,41 +65,54 @@ const (
 	OpReboot   Op = "reboot"
 )
 
-// Handshake is the first frame of a connection.
+// Handshake is the first frame of a connection: the version in one byte, the
+// generation, the operation's name after its length in one byte, and the rest
+// is the request, see [Encode].
 type Handshake struct {
-	Version    int             `json:"version"`
-	Generation Generation      `json:"generation"`
-	Op         Op              `json:"op"`
-	Request    json.RawMessage `json:"request,omitempty"`
+	Version    int
+	Generation Generation
+	Op         Op
+	Request    []byte // valid as long as the payload that was parsed
 }
 
-// ParseHandshake decodes the payload of a first frame. A handshake of another
-// version is returned as it is, with an [Error] of code [CodeVersion].
+// Append appends the frame's payload to b.
+func (h *Handshake) Append(b []byte) []byte {
+	b = append(b, byte(h.Version))
+	b = append(b, h.Generation[:]...)
+	b = append(b, byte(len(h.Op)))
+	b = append(b, h.Op...)
+	return append(b, h.Request...)
+}
+
+var errHandshake = errors.New("proto: malformed handshake")
+
+// ParseHandshake decodes the payload of a first frame. Of a handshake of
+// another version, which may have another form, only the version is returned,
+// with an [Error] of code [CodeVersion].
 func ParseHandshake(t Type, payload []byte) (Handshake, error) {
 	if t != TypeHandshake {
 		return Handshake{}, fmt.Errorf("%w: %v before the handshake", ErrUnexpectedFrame, t)
 	}
-	// The version is read first and alone: another version may have changed
-	// the rest of the frame.
-	var v struct {
-		Version int `json:"version"`
+	d := decoder{b: payload}
+	h := Handshake{Version: int(d.byte())}
+	if d.bad {
+		return Handshake{}, errHandshake
 	}
-	if err := json.Unmarshal(payload, &v); err != nil {
-		return Handshake{}, fmt.Errorf("proto: handshake: %w", err)
+	if h.Version == '{' {
+		h.Version = 1 // which was JSON
 	}
-	if v.Version != Version {
-		return Handshake{Version: v.Version}, &Error{
+	if h.Version != Version {
+		return h, &Error{
 			Code:    CodeVersion,
-			Message: fmt.Sprintf("protocol version %d asked for, %d spoken", v.Version, Version),
+			Message: fmt.Sprintf("protocol version %d asked for, %d spoken", h.Version, Version),
 			Version: Version,
 		}
 	}
-	var h Handshake
-	if err := json.Unmarshal(payload, &h); err != nil {
-		return Handshake{}, fmt.Errorf("proto: handshake: %w", err)
-	}
-	if h.Op == "" {
-		return Handshake{}, errors.New("proto: handshake: no operation")
+	h.Generation = d.generation()
+	h.Op = Op(d.take(uint64(d.byte())))
+	h.Request = d.b
+	if d.bad || h.Op == "" {
+		return Handshake{}, errHandshake
 	}
 	return h, nil
 }
@@ -109,9 +121,9 @@ func ParseHandshake(t Type, payload []byte) (Handshake, error) {
 type Validator interface{ Validate() error }
 
 // DecodeRequest decodes a handshake's request into req and validates it.
-func DecodeRequest(raw json.RawMessage, req Validator) error {
-	if err := json.Unmarshal(raw, req); err != nil {
-		return fmt.Errorf("proto: request: %w", err)
+func DecodeRequest(raw []byte, req Validator) error {
+	if err := Decode(raw, req); err != nil {
+		return fmt.Errorf("%w, as a request", err)
 	}
 	return req.Validate()
 }

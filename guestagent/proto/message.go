@@ -56,16 +56,16 @@ type WinSize struct {
 
 // ExecRequest starts a command.
 type ExecRequest struct {
-	Path     Text          `json:"path"`                 // program; looked up in PATH if it has no slash
-	Args     []Text        `json:"args"`                 // argv, including argv[0]
-	Env      []Text        `json:"env"`                  // null: the default environment
-	ExtraEnv []Text        `json:"extra_env,omitempty"`  // on top of that
-	Dir      Text          `json:"dir,omitempty"`        // "": the default directory
-	User     string        `json:"user,omitempty"`       // "", name, uid, or either with :group
-	Stdin    bool          `json:"stdin,omitempty"`      // data follows, or may be attached if detached
-	TTY      *WinSize      `json:"tty,omitempty"`        // run on a new terminal of this size
-	Timeout  time.Duration `json:"timeout_ns,omitempty"` // 0: none
-	Detach   bool          `json:"detach,omitempty"`     // outlives this connection
+	Path     Text          // program; looked up in PATH if it has no slash
+	Args     []Text        // argv, including argv[0]
+	Env      []Text        // nil: the default environment
+	ExtraEnv []Text        // on top of that
+	Dir      Text          // "": the default directory
+	User     string        // "", name, uid, or either with :group
+	Stdin    bool          // data follows, or may be attached if detached
+	TTY      *WinSize      // run on a new terminal of this size
+	Timeout  time.Duration // 0: none
+	Detach   bool          // outlives this connection
 }
 
 // Validate implements [Validator].
@@ -96,8 +96,8 @@ func hasNUL(ts ...Text) bool {
 
 // Started answers an exec request.
 type Started struct {
-	ID  uint64 `json:"id"`  // names the process for this agent's lifetime
-	PID int    `json:"pid"` // in the guest
+	ID  uint64 // names the process for this agent's lifetime
+	PID int    // in the guest
 }
 
 // ProcessRequest names a process to attach to, wait for, signal or resize.
@@ -235,10 +235,10 @@ func (r *HostnameRequest) Validate() error {
 
 // RenewRequest gives a machine a new identity.
 type RenewRequest struct {
-	Generation Generation `json:"generation"`
-	Entropy    []byte     `json:"entropy"` // at least MinEntropy bytes
-	WallClock  time.Time  `json:"wall_clock"`
-	Hostname   string     `json:"hostname,omitempty"` // "": unchanged
+	Generation Generation
+	Entropy    []byte // at least MinEntropy bytes
+	WallClock  time.Time
+	Hostname   string // "": unchanged
 }
 
 // Validate implements [Validator].
@@ -259,10 +259,10 @@ func (r *RenewRequest) Validate() error {
 
 // RenewReply confirms a renewal with what the machine has now.
 type RenewReply struct {
-	Generation Generation `json:"generation"`
-	WallClock  time.Time  `json:"wall_clock"` // read back after it was set
-	Hostname   string     `json:"hostname"`
+	Generation Generation
+	WallClock  time.Time // read back after it was set
+	Hostname   string
 	// Random is 16 bytes that the kernel's generator gave after it was
 	// reseeded: two machines with the same share their randomness.
-	Random []byte `json:"random"`
+	Random []byte
 }
