@@ -528,6 +528,44 @@ func TestGCKeepsLayersOfUnreadableSnapshots(t *testing.T) {
 	noLeftovers(t, s, dir)
 }
 
+// A layer must not go before it is certain that the manifest is gone: after a
+// loss of power there would be a snapshot without it.
+func TestGCMakesDeletionDurableFirst(t *testing.T) {
+	dir := t.TempDir()
+	var ops []string
+	s, err := open(dir, func(op string, names ...string) error {
+		ops = append(ops, op+" "+filepath.Dir(names[0])+" "+names[0])
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	a := mustCreate(t, s, Draft{Memory: tableOf(t, pages{1})})
+	if err := os.Remove(filepath.Join(dir, manifestName(a.ID))); err != nil { // by a process that was killed then
+		t.Fatal(err)
+	}
+	ops = nil
+	if _, err := s.GC(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(ops) < 2 || ops[0] != "syncdir . "+snapshotsDir || !strings.HasPrefix(ops[1], "remove "+layersDir) {
+		t.Errorf("changes %q", ops)
+	}
+}
+
+// A layer's file that cannot be the layer is no reason not to write it.
+func TestTruncatedLayerIsWrittenAnew(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir)
+	mustCreate(t, s, Draft{Memory: tableOf(t, pages{1, 2})})
+	if err := os.Truncate(layerFiles(t, dir)[0], page); err != nil {
+		t.Fatal(err)
+	}
+	b := mustCreate(t, s, Draft{Memory: tableOf(t, pages{1, 2})})
+	wantPages(t, mustLoad(t, openStore(t, dir), b.ID).Memory, pages{1, 2})
+}
+
 func TestCacheIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir)

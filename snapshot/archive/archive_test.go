@@ -283,10 +283,18 @@ func TestDamagedArchives(t *testing.T) {
 // something that does not matter: zstd has a few such bits.
 func wantNothing(t testing.TB, archive []byte) {
 	t.Helper()
+	wantNothingFrom(t, func(s *snapshot.Store) error {
+		_, err := Import(ctx, s, bytes.NewReader(archive), nil)
+		return err
+	})
+}
+
+func wantNothingFrom(t testing.TB, do func(*snapshot.Store) error) {
+	t.Helper()
 	s, dir := openStoreIn(t)
 	defer os.RemoveAll(dir)
 	defer s.Close()
-	_, err := Import(ctx, s, bytes.NewReader(archive), nil)
+	err := do(s)
 	if err == nil {
 		if err := s.VerifyAll(ctx, nil); err != nil {
 			t.Error(err)
@@ -424,21 +432,34 @@ func TestExportFails(t *testing.T) {
 	}
 }
 
-// FuzzImport takes bytes for an archive, and for what is compressed in one.
+// FuzzImport takes bytes for an archive, for what is compressed in one, and
+// for the layers of one whose manifest is right.
 func FuzzImport(f *testing.F) {
 	s, dir := openStoreIn(f)
 	defer os.RemoveAll(dir)
 	defer s.Close()
-	info, err := s.Create(ctx, snapshot.Draft{Memory: table(f, nil, []byte{1, 0, 2}), Sections: map[string][]byte{"a": {1}}})
+	info, err := s.Create(ctx, snapshot.Draft{
+		Memory: table(f, nil, []byte{1, 0, 2}), Sections: map[string][]byte{"a": {1}},
+		Disks: []snapshot.Disk{{Name: "root", Table: table(f, nil, []byte{3})}},
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
 	archive := export(f, s, info.ID)
+	stream := unpack(f, archive)
+	n := binary.LittleEndian.Uint32(stream[len(header):])
+	start := stream[:len(header)+4+int(n)]
 	f.Add(archive)
-	f.Add(unpack(f, archive))
+	f.Add(stream)
+	f.Add(stream[len(start):])
 	f.Add([]byte(header))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		wantNothing(t, data)
-		wantNothing(t, pack(t, data))
+		for _, stream := range [][]byte{data, append(slices.Clone(start), data...)} {
+			wantNothingFrom(t, func(s *snapshot.Store) error {
+				_, err := read(ctx, s, bytes.NewReader(stream), nil)
+				return err
+			})
+		}
 	})
 }
