@@ -67,7 +67,8 @@ Standard output is data, standard error is progress and errors.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newDemo(), newDoctor(), newKernel(), newVersion(), newDemoGuest())
+	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newDemo(), newBench(),
+		newDoctor(), newKernel(), newVersion(), newDemoGuest(), newBenchFloor())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if !c.Runnable() { // it would take any word for a question about itself

@@ -22,6 +22,7 @@ import (
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/initrd"
+	"github.com/forkvm/forkvm/kvm/kvmtest"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -37,6 +38,12 @@ func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 func TestGuestScripts(t *testing.T) {
 	needGuest(t)
 	runScripts(t, "testdata/guest")
+}
+
+// TestKVMScripts run guests of a few instructions.
+func TestKVMScripts(t *testing.T) {
+	kvmtest.OpenOrSkip(t)
+	runScripts(t, "testdata/kvm")
 }
 
 // needGuest skips the test where Linux cannot be booted, unless it must be.
