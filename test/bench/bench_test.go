@@ -4,13 +4,16 @@ import (
 	"bufio"
 	"bytes"
 	"debug/elf"
-	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -18,25 +21,31 @@ import (
 func TestOptions(t *testing.T) {
 	t.Setenv(kernelVariable, "/some/vmlinux")
 	t.Setenv("FORKVM_CMDLINE", "noxsave")
-	o, err := parseOptions([]string{"--rounds", "3", "--scenarios", "fork,cold-boot", "--json"})
+	o, err := parseOptions([]string{"--rounds", "3", "--scenarios", "fork-cold,cold-boot", "--groups", "reset,fork", "--json", "--forks", "1,100"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.rounds != 3 || !o.json || o.kernel != "/some/vmlinux" || o.cmdline != "noxsave" {
+	if o.linuxRounds() != 3 || !o.json || o.kernel != "/some/vmlinux" || o.cmdline != "noxsave" {
 		t.Errorf("%+v", o)
 	}
-	if want := []string{"cold-boot", "fork"}; !slices.Equal(o.scenarios, want) {
+	if want := []string{coldBoot, forkCold}; !slices.Equal(o.scenarios, want) {
 		t.Errorf("scenarios %v, want %v, in the order of a round", o.scenarios, want)
 	}
-	for _, args := range [][]string{{"--rounds", "0"}, {"--scenarios", "warm-boot"}, {"--warmup", "-1"}, {"x"}} {
-		if _, err := parseOptions(args); err == nil {
+	if !slices.Equal(o.groups, []string{"fork", "reset"}) || !slices.Equal(o.forks, []int{1, 100}) {
+		t.Errorf("groups %v, forks %v", o.groups, o.forks)
+	}
+	for _, args := range [][]string{
+		{"--rounds", "-1"}, {"--scenarios", "warm-boot"}, {"--groups", "none"}, {"--parts", "moon"}, {"--forks", "0"},
+		{"--warmup", "-1"}, {"--record", "here"}, {"x"},
+	} {
+		if _, err := parseOptions(args); !errors.Is(err, errUsage) {
 			t.Errorf("%q is taken", args)
 		}
 	}
 }
 
-func TestTinyInitIsAnELFProgram(t *testing.T) {
-	b := tinyInit("hello\n")
+func TestTickerIsAnELFProgram(t *testing.T) {
+	b := ticker("hello\n")
 	f, err := elf.NewFile(bytes.NewReader(b))
 	if err != nil {
 		t.Fatal(err)
@@ -53,12 +62,14 @@ func TestTinyInitIsAnELFProgram(t *testing.T) {
 	}
 }
 
-func TestTinyInitSpeaksAndStays(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "init")
-	if err := os.WriteFile(path, tinyInit("hello\n"), 0o755); err != nil {
+// startTicker runs it with arguments and returns its standard output.
+func startTicker(t *testing.T, args ...string) *bufio.Reader {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ticker")
+	if err := os.WriteFile(path, ticker("hello\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), path)
+	cmd := exec.CommandContext(t.Context(), path, args...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -66,14 +77,44 @@ func TestTinyInitSpeaksAndStays(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	in := bufio.NewReader(out)
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return bufio.NewReader(out)
+}
+
+func TestTickerSpeaksAndTicks(t *testing.T) {
+	in := startTicker(t)
 	if line, err := in.ReadString('\n'); line != "hello\n" || err != nil {
 		t.Errorf("%q, %v", line, err)
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Errorf("it did not stay: %v", err)
+	ticks := make([]byte, 3)
+	if _, err := io.ReadFull(in, ticks); string(ticks) != "..." || err != nil {
+		t.Errorf("%q, %v", ticks, err)
 	}
-	_ = cmd.Wait()
+}
+
+func TestTickerSpeaksToAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startTicker(t, path)
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	said := make([]byte, len("hello\n.."))
+	if _, err := io.ReadFull(f, said); string(said) != "hello\n.." || err != nil {
+		t.Errorf("%q, %v", said, err)
+	}
+	// One that cannot be opened is as good as none.
+	in := startTicker(t, filepath.Join(t.TempDir(), "missing"))
+	if line, err := in.ReadString('\n'); line != "hello\n" || err != nil {
+		t.Errorf("%q, %v", line, err)
+	}
 }
 
 func TestWatch(t *testing.T) {
@@ -107,86 +148,108 @@ func TestBaseline(t *testing.T) {
 	}
 }
 
-// measured has a hundred samples of 1 to 100 ms, and a baseline that failed.
-func measured() *recorder {
-	r := newRecorder()
-	r.off = true
-	r.add(key{"fork", firstReply, 8, 1}, time.Hour, 1)
-	r.off = false
-	for i := range 100 {
-		r.add(key{"fork", firstReply, 8, 1}, time.Duration(i+1)*time.Millisecond, 60)
+func TestFirstByte(t *testing.T) {
+	begin := time.Now()
+	if took, err := firstByte(t.Context(), exec.Command("sh", "-c", "printf x; exec sleep 1000"), begin); err != nil || took <= 0 {
+		t.Errorf("%v, %v", took, err)
 	}
-	r.failed["gokvm-boot"] = errors.New("it does not boot")
-	return r
-}
-
-var someHost = host{kvm: "kvm-amd (hardware)", where: "lab", kernel: "6.12", cpu: "some CPU", cpus: 1, commit: "abc"}
-
-func TestQuantiles(t *testing.T) {
-	v := measured().all[0].summary(someHost)
-	near := func(got int64, ms float64) bool {
-		ratio := float64(got) / (ms * 1000)
-		return ratio > 0.998 && ratio < 1.002
-	}
-	if !near(v.P50, 50) || !near(v.P90, 90) || !near(v.P99, 99) || !near(v.Max, 100) {
-		t.Errorf("%+v", v)
-	}
-	if v.Samples != 100 || v.DirtyPages != 60 || v.N != 8 || v.Depth != 1 || v.Unit != "us" {
-		t.Errorf("%+v", v)
+	if _, err := firstByte(t.Context(), exec.Command("sh", "-c", "echo why >&2"), begin); err == nil || !strings.Contains(err.Error(), "why") {
+		t.Errorf("%v", err)
 	}
 }
 
-func TestJSONLines(t *testing.T) {
-	var out bytes.Buffer
-	if err := printJSON(&out, someHost, measured()); err != nil {
+// TestMigrateTo has a QEMU that is not one: it expects the commands in order,
+// each with what belongs to it, and writes to the file that it is handed.
+func TestMigrateTo(t *testing.T) {
+	dir := t.TempDir()
+	socket, file := filepath.Join(dir, "qmp"), filepath.Join(dir, "saved")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 {
-		t.Fatalf("%q", lines)
+	defer l.Close()
+	served := make(chan error, 1)
+	go func() { served <- serveQMP(l) }()
+	if err := migrateTo(t.Context(), socket, file); err != nil {
+		t.Error(err)
 	}
-	at := -1
-	for _, name := range []string{"scenario", "metric", "n", "dirty_pages", "depth", "unit", "p50", "p90", "p99", "max", "samples", "kvm", "where"} {
-		next := strings.Index(lines[0], `"`+name+`":`)
-		if next <= at {
-			t.Errorf("%s is missing or out of order in %s", name, lines[0])
-		}
-		at = next
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
-	var failed result
-	if err := json.Unmarshal([]byte(lines[1]), &failed); err != nil {
-		t.Fatal(err)
-	}
-	if want := (result{Scenario: "gokvm-boot", Metric: firstLife, N: 1, Unit: "us", KVM: someHost.kvm, Where: "lab"}); failed != want {
-		t.Errorf("%+v, want %+v", failed, want)
+	if b, err := os.ReadFile(file); string(b) != "state" || err != nil {
+		t.Errorf("the file holds %q, %v", b, err)
 	}
 }
 
-func TestGoBenchmarkText(t *testing.T) {
-	var out bytes.Buffer
-	if err := printGo(&out, someHost, measured()); err != nil {
-		t.Fatal(err)
+func serveQMP(l *net.UnixListener) error {
+	c, err := l.AcceptUnix()
+	if err != nil {
+		return err
 	}
-	for _, want := range []string{
-		"cpu: some CPU\n", "kvm: kvm-amd (hardware)\n", "where: lab\n", "commit: abc\n",
-		"BenchmarkFork/metric=first_reply/n=8 1 1000000 ns/op\n", "# gokvm-boot failed\n",
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing", want)
+	defer c.Close()
+	fmt.Fprintln(c, `{"QMP": {}}`)
+	answers := []struct{ command, answer string }{
+		{"qmp_capabilities", `{"return": {}}`},
+		{"migrate-set-parameters", `{"return": {}}`},
+		{"getfd", `{"return": {}}`},
+		{`"uri":"fd:saved"`, `{"return": {}}`},
+		{"query-migrate", `{"event": "MIGRATION"}` + "\n" + `{"return": {"status": "active"}}`},
+		{"query-migrate", `{"return": {"status": "completed"}}`},
+	}
+	buf, rights := make([]byte, 4096), make([]byte, 64)
+	for _, a := range answers {
+		n, oob, _, _, err := c.ReadMsgUnix(buf, rights)
+		if err != nil {
+			return err
 		}
+		if !strings.Contains(string(buf[:n]), a.command) {
+			return fmt.Errorf("got %q, want %s", buf[:n], a.command)
+		}
+		if oob > 0 {
+			messages, err := syscall.ParseSocketControlMessage(rights[:oob])
+			if err != nil {
+				return err
+			}
+			fds, err := syscall.ParseUnixRights(&messages[0])
+			if err != nil {
+				return err
+			}
+			f := os.NewFile(uintptr(fds[0]), "saved")
+			if _, err := f.WriteString("state"); err != nil {
+				return err
+			}
+			f.Close()
+		}
+		fmt.Fprintln(c, a.answer)
 	}
-	if n := strings.Count(out.String(), "\nBenchmark"); n != 100 {
-		t.Errorf("%d lines of samples, want 100", n)
-	}
+	return nil
 }
 
-func TestTableTellsWhatFailed(t *testing.T) {
-	var out bytes.Buffer
-	printTable(&out, someHost, measured())
-	for _, want := range []string{"kvm-amd (hardware), lab; kernel 6.12; 1 × some CPU; commit abc", "100.0", "gokvm-boot failed: it does not boot"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing in\n%s", want, out.String())
+func TestQMPErrors(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "qmp")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
 		}
+		defer c.Close()
+		fmt.Fprintln(c, `{"QMP": {}}`)
+		_, _ = c.Read(make([]byte, 1))
+		fmt.Fprintln(c, `{"error": {"desc": "no such thing"}}`)
+	}()
+	q, err := dialQMP(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.close()
+	if err := q.do("anything", nil, nil, nil); err == nil || !strings.Contains(err.Error(), "no such thing") {
+		t.Errorf("%v", err)
 	}
 }
 
@@ -206,7 +269,7 @@ func TestLabBringsWhatScenariosNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := strings.Join(cmd.Args[1:], " ")
-	if !strings.HasPrefix(line, "run ") || !strings.Contains(line, "--file "+qemu) || !strings.Contains(line, " boot --rounds 2") {
+	if !strings.HasPrefix(line, "run ") || !strings.Contains(line, "--file "+qemu) || !strings.Contains(line, " linux --rounds 2") {
 		t.Error(line)
 	}
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"runtime"
 	"sync"
 	"time"
 
+	"github.com/forkvm/forkvm/test/bench/result"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -16,21 +19,21 @@ type forkvm struct {
 	forks  []int
 	phases *phases
 	parent *vmm.VM // of the forks; made by the first
-}
-
-func forkvmScenarios(g *guest, o options, p *phases) *forkvm {
-	return &forkvm{g: g, forks: o.forks, phases: p}
+	child  *vmm.VM // that is reset; made by the first
 }
 
 func (f *forkvm) close() {
-	if f.parent != nil {
-		f.parent.Close()
+	for _, vm := range []*vmm.VM{f.parent, f.child} {
+		if vm != nil {
+			vm.Close()
+		}
 	}
 }
 
 func (f *forkvm) start(ctx context.Context) (*vmm.VM, error) {
 	return vmm.Start(ctx, vmm.Config{
 		Kernel: f.g.kernel, Initramfs: f.g.initramfs, Cmdline: f.g.cmdline, Memory: f.g.memory,
+		Spare: -1, // what is made ahead is made on request
 	})
 }
 
@@ -44,7 +47,7 @@ func reply(ctx context.Context, vm *vmm.VM) error {
 }
 
 // coldBoot boots a machine and runs a command in it.
-func (f *forkvm) coldBoot(ctx context.Context, r *recorder) error {
+func (f *forkvm) coldBoot(ctx context.Context, r *result.Recorder) error {
 	begin := time.Now()
 	vm, err := f.start(ctx)
 	if err != nil {
@@ -56,35 +59,19 @@ func (f *forkvm) coldBoot(ctx context.Context, r *recorder) error {
 	}
 	replied := time.Since(begin)
 	t := vm.Timings()
-	for _, m := range []struct {
-		metric string
-		d      time.Duration
-	}{{stateReady, t.StateReady}, {agentReady, t.AgentReady}, {firstReply, replied}} {
-		r.add(key{"cold-boot", m.metric, 1, 0}, m.d, 0)
-	}
-	if r.off {
+	addTimes(r, result.Key{Scenario: coldBoot, N: 1}, t, replied)
+	if r.Off {
 		return nil
 	}
 	return f.phases.add(ctx, vm, begin, replied)
 }
 
-// fork forks the warm parent once for each number of children.
-func (f *forkvm) fork(ctx context.Context, r *recorder) error {
-	if f.parent == nil {
-		if err := f.warm(ctx); err != nil {
-			return err
-		}
-	}
-	for _, n := range f.forks {
-		if err := f.forkOnce(ctx, r, n); err != nil {
-			return fmt.Errorf("%d children: %w", n, err)
-		}
-	}
-	return nil
-}
-
-// warm boots the parent and lets it and a first fork settle.
+// warm boots the parent, lets it settle, and has a process in it tick on the
+// serial port.
 func (f *forkvm) warm(ctx context.Context) error {
+	if f.parent != nil {
+		return nil
+	}
 	vm, err := f.start(ctx)
 	if err != nil {
 		return err
@@ -95,35 +82,180 @@ func (f *forkvm) warm(ctx context.Context) error {
 			return err
 		}
 	}
+	ticker := vm.CommandContext(ctx, tickerPath)
+	ticker.Detach = true
+	if err := ticker.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", tickerPath, err)
+	}
 	return nil
 }
 
-// forkOnce measures from the call of Fork to each child's first reply.
-func (f *forkvm) forkOnce(ctx context.Context, r *recorder, n int) error {
+// forkPooled forks the parent once for each number of children, with machines
+// made ahead.
+func (f *forkvm) forkPooled(ctx context.Context, r *result.Recorder) error {
+	if err := f.warm(ctx); err != nil {
+		return err
+	}
+	for _, n := range f.forks {
+		if err := f.parent.Prepare(ctx, n); err != nil {
+			return err
+		}
+		if err := f.fork(ctx, r, forkPooled, n); err != nil {
+			return fmt.Errorf("%d children: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// forkCold forks the parent once, with nothing made ahead.
+func (f *forkvm) forkCold(ctx context.Context, r *result.Recorder) error {
+	if err := f.warm(ctx); err != nil {
+		return err
+	}
+	return f.fork(ctx, r, forkCold, 1)
+}
+
+// forked is a child and when things happened to it, from the start of the
+// fork.
+type forked struct {
+	vm                   *vmm.VM
+	life                 *life
+	stateReady, agent    time.Duration
+	instruction, replied time.Duration
+}
+
+// fork measures from the start of the capture to each child's first reply. It
+// does what VM.Fork does, but gives each child a console, to see its first
+// sign of life as it comes.
+func (f *forkvm) fork(ctx context.Context, r *result.Recorder, scenario string, n int) error {
 	begin := time.Now()
-	children, err := f.parent.Fork(ctx, n)
+	image, err := f.parent.Capture(ctx)
 	if err != nil {
 		return err
 	}
-	replies := make([]time.Duration, n)
+	defer image.Close()
+	children := make([]forked, n)
 	errs := make([]error, n)
+	slots := make(chan struct{}, max(16, 4*runtime.NumCPU()))
 	var wg sync.WaitGroup
-	for i, c := range children {
+	for i := range children {
 		wg.Go(func() {
-			errs[i] = reply(ctx, c)
-			replies[i] = time.Since(begin)
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			errs[i] = children[i].start(ctx, image, begin)
 		})
 	}
 	wg.Wait()
-	for i, c := range children {
-		t := c.Timings()
-		if i == 0 {
-			r.add(key{"fork", pause, n, 1}, t.Pause, t.DirtyPages)
+	for _, c := range children {
+		if c.vm != nil {
+			defer c.vm.Close()
 		}
-		r.add(key{"fork", stateReady, n, 1}, t.Pause+t.StateReady, t.DirtyPages)
-		r.add(key{"fork", agentReady, n, 1}, t.Pause+t.AgentReady, t.DirtyPages)
-		r.add(key{"fork", firstReply, n, 1}, replies[i], t.DirtyPages)
-		errs = append(errs, c.Close())
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	k := result.Key{Scenario: scenario, N: n, DirtyPages: result.Measured, Depth: 1}
+	add := func(metric string, d time.Duration) {
+		k.Metric = metric
+		r.Time(k, d, image.DirtyPages())
+	}
+	add(result.Pause, image.Pause())
+	for _, c := range children {
+		at, err := c.life.wait(ctx)
+		if err != nil {
+			return fmt.Errorf("no sign of life of a process in a child: %w", err)
+		}
+		add(result.StateReady, c.stateReady)
+		add(result.FirstInstruction, c.instruction)
+		add(result.FirstLife, at.Sub(begin))
+		add(result.AgentReady, c.agent)
+		add(result.FirstReply, c.replied)
+	}
+	return nil
+}
+
+// start starts a child and runs a command in it.
+func (c *forked) start(ctx context.Context, image *vmm.Image, begin time.Time) (err error) {
+	started := time.Since(begin)
+	c.life = newLife()
+	if c.vm, err = image.Start(ctx, vmm.StartOptions{Console: c.life}); err != nil {
+		return err
+	}
+	if err := reply(ctx, c.vm); err != nil {
+		return err
+	}
+	c.replied = time.Since(begin)
+	t := c.vm.Timings()
+	c.stateReady, c.instruction, c.agent = started+t.StateReady, started+t.FirstExit, started+t.AgentReady
+	return nil
+}
+
+// reset puts a child back, which has run a command since it was forked.
+func (f *forkvm) reset(ctx context.Context, r *result.Recorder) error {
+	if f.child == nil {
+		if err := f.warm(ctx); err != nil {
+			return err
+		}
+		children, err := f.parent.Fork(ctx, 1)
+		if err != nil {
+			return err
+		}
+		f.child = children[0]
+		if err := reply(ctx, f.child); err != nil {
+			return err
+		}
+	}
+	begin := time.Now()
+	if err := f.child.Reset(ctx); err != nil {
+		return err
+	}
+	if err := reply(ctx, f.child); err != nil {
+		return err
+	}
+	replied := time.Since(begin)
+	addTimes(r, result.Key{Scenario: reset, N: 1, Depth: 1}, f.child.Timings(), replied)
+	return nil
+}
+
+func addTimes(r *result.Recorder, k result.Key, t vmm.Timings, replied time.Duration) {
+	for _, m := range []struct {
+		metric string
+		d      time.Duration
+	}{
+		{result.StateReady, t.StateReady}, {result.FirstInstruction, t.FirstExit},
+		{result.AgentReady, t.AgentReady}, {result.FirstReply, replied},
+	} {
+		k.Metric = m.metric
+		r.Time(k, m.d, 0)
+	}
+}
+
+// life is a console that notes when the first byte is written to it.
+type life struct {
+	once  sync.Once
+	at    time.Time
+	first chan struct{} // closed once at is set
+}
+
+var _ io.Writer = (*life)(nil)
+
+func newLife() *life { return &life{first: make(chan struct{})} }
+
+// Write implements io.Writer.
+func (l *life) Write(p []byte) (int, error) {
+	l.once.Do(func() {
+		l.at = time.Now()
+		close(l.first)
+	})
+	return len(p), nil
+}
+
+// wait returns when it was.
+func (l *life) wait(ctx context.Context) (time.Time, error) {
+	select {
+	case <-l.first:
+		return l.at, nil
+	case <-ctx.Done():
+		return time.Time{}, context.Cause(ctx)
+	}
 }

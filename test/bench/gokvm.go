@@ -14,6 +14,8 @@ import (
 	"github.com/bobuhiro11/gokvm/machine"
 	"github.com/bobuhiro11/gokvm/pvh"
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/test/bench/result"
 )
 
 // gokvmVerb is the command as which this program runs one machine of gokvm, in
@@ -33,7 +35,7 @@ const gokvmOptions = " noapic acpi=off"
 // gokvm measures the machine package of gokvm from its first call on.
 type gokvm struct{ g *guest }
 
-func (k *gokvm) boot(ctx context.Context, r *recorder) error {
+func (k *gokvm) boot(ctx context.Context, r *result.Recorder) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -50,7 +52,7 @@ func (k *gokvm) boot(ctx context.Context, r *recorder) error {
 		}
 	}
 	return baseline(ctx, cmd, line, func() {
-		r.add(key{"gokvm-boot", firstLife, 1, 0}, monotonic()-begin, 0)
+		r.Time(result.Key{Scenario: gokvmBoot, Metric: result.FirstLife, N: 1}, monotonic()-begin, 0)
 	})
 }
 

@@ -14,9 +14,6 @@ import (
 const baseCmdline = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 pci=off random.trust_cpu=on " +
 	"no_timer_check noreplace-smp cryptomgr.notests rcupdate.rcu_expedited=1"
 
-// benchInit is the path of the baselines' init in the initramfs.
-const benchInit = "/bench-init"
-
 // guest is what every scenario boots.
 type guest struct {
 	kernel        string // path of the vmlinux
@@ -43,7 +40,7 @@ func newGuest(ctx context.Context, o options, dir string) (*guest, error) {
 	}
 	archive, err := initrd.Pack(ctx, initrd.Config{
 		Kernel: kernel, Agent: agent,
-		Files: fstest.MapFS{benchInit[1:]: {Data: tinyInit(initLine + "\n"), Mode: 0o755}},
+		Files: fstest.MapFS{tickerPath[1:]: {Data: ticker(initLine + "\n"), Mode: 0o755}},
 	})
 	if err != nil {
 		return nil, err
@@ -60,5 +57,5 @@ func newGuest(ctx context.Context, o options, dir string) (*guest, error) {
 
 // baselineCmdline is the command line of a monitor that is compared with.
 func (g *guest) baselineCmdline() string {
-	return baseCmdline + " rdinit=" + benchInit + " " + g.cmdline
+	return baseCmdline + " rdinit=" + tickerPath + " " + g.cmdline
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,25 +13,14 @@ const qemuShare = "/usr/share/qemu"
 // firmware is what its microvm machine may read.
 var firmware = []string{"bios-microvm.bin", "qboot.rom", "pvh.bin", "linuxboot_dma.bin"}
 
-// labCommand runs "boot" in the lab and returns its exit code.
-func labCommand(ctx context.Context, args []string) int {
-	o, err := parseOptions(args)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		return exitUsage
-	}
+// labCommand runs "linux" in the lab.
+func labCommand(ctx context.Context, o options, args []string) error {
 	cmd, err := labRun(ctx, o, args)
-	if err == nil {
-		err = cmd.Run()
-	}
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return exit.ExitCode()
-	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		return exitFailed
+		return err
 	}
-	return 0
+	cmd.Stdout = os.Stdout
+	return cmd.Run()
 }
 
 // labRun is the lab's command with everything that the scenarios need: what is
@@ -58,9 +45,13 @@ func labRun(ctx context.Context, o options, args []string) (*exec.Cmd, error) {
 			run = append(run, "--file", f)
 		}
 	}
-	run = append(append(run, "--", self, "boot"), args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "lab"), run...)
+	return part(ctx, filepath.Join(bin, "lab"), append(append(run, "--", self, "linux"), args...)), nil
+}
+
+// part is a command that is interrupted, and not killed, when ctx ends.
+func part(ctx context.Context, program string, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	return cmd, nil
+	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr
+	return cmd
 }

@@ -94,7 +94,8 @@ func (b *bench) time(k result.Key, metric string, d time.Duration) {
 	b.r.Time(k, d, k.DirtyPages)
 }
 
-// floorFork records a fork of the floor.
+// floorFork records a fork of the floor, or the memory that its children cost
+// and, unless it is one, their times as well.
 func (b *bench) floorFork(scenario string, r bare.Request) error {
 	s, err := b.floor.Measure(r)
 	if err != nil {
@@ -104,13 +105,16 @@ func (b *bench) floorFork(scenario string, r bare.Request) error {
 		return fmt.Errorf("floor: %d dirty pages where %d are", s.DirtyPages, r.Guest.Pages)
 	}
 	k := result.Key{Scenario: scenario, N: r.N, DirtyPages: s.DirtyPages, Depth: 1}
+	if r.Usage {
+		b.usage(k, s.Usage)
+		if r.N == 1 {
+			return nil
+		}
+	}
 	b.time(k, result.Pause, s.Pause)
 	for _, c := range s.Children {
 		b.child(k, s.Pause, c.StateReady, c.FirstInstruction)
 	}
 	b.time(k, result.TimePerChild, s.Children[r.N-1].FirstInstruction/time.Duration(r.N))
-	if r.Usage {
-		b.usage(k, s.Usage)
-	}
 	return nil
 }

@@ -29,6 +29,8 @@ type Options struct {
 	Quick bool
 	// Rounds, if not 0, is how many samples each measurement takes.
 	Rounds int
+	// Most, if not 0, leaves out more children and more dirty pages.
+	Most int64
 	// Floor is a program and its arguments that calls [bare.Serve].
 	Floor []string
 	// Progress is told what is being done.
@@ -106,6 +108,9 @@ func (b *bench) rounds(full int) int {
 	}
 	return full
 }
+
+// leftOut tells whether n children or pages are too many.
+func (b *bench) leftOut(n int64) bool { return b.o.Most > 0 && n > b.o.Most }
 
 // eachRound calls the measurements one after the other, n times over and once
 // before that for nothing.

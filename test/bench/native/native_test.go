@@ -28,7 +28,7 @@ func measure(t *testing.T, group string) []result.Line {
 	kvmtest.OpenOrSkip(t)
 	var progress bytes.Buffer
 	r := result.NewRecorder()
-	o := Options{Groups: []string{group}, Rounds: 1, Floor: []string{os.Args[0], "floor"}, Progress: &progress}
+	o := Options{Groups: []string{group}, Rounds: 1, Most: 100, Floor: []string{os.Args[0], "floor"}, Progress: &progress}
 	if err := Run(t.Context(), o, r); err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
 	}
@@ -79,22 +79,14 @@ func TestBoots(t *testing.T) {
 }
 
 func TestChildren(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a thousand machines")
-	}
 	expect(t, measure(t, "children"), []string{floorPooled, forkPooled}, []string{result.TimePerChild, result.BytesPerChild})
 }
 
+// TestPause leaves out what takes gigabytes of memory, as the others do.
 func TestPause(t *testing.T) {
-	if testing.Short() {
-		t.Skip("gigabytes of memory")
-	}
 	expect(t, measure(t, "pause"), []string{floorPooled, forkPooled}, []string{result.Pause})
 }
 
 func TestRewriting(t *testing.T) {
-	if testing.Short() {
-		t.Skip("gigabytes of memory")
-	}
 	expect(t, measure(t, "rewriting"), []string{forkRewriting}, []string{result.Pause})
 }

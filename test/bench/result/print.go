@@ -11,12 +11,22 @@ import (
 	"unicode"
 )
 
-// Print writes the results to out, as JSON or as Go benchmark text, and a
-// table for people to table.
-func (r *Recorder) Print(out, table io.Writer, h Host, asJSON bool) error {
+// Format is how results are printed.
+type Format struct {
+	JSON   bool // an object a line, instead of Go benchmark text
+	Header bool // begin JSON with a line about the host
+}
+
+// header is a line of JSON about the host.
+type header struct {
+	Host Host `json:"host"`
+}
+
+// Print writes the results to out, and a table for people to table.
+func (r *Recorder) Print(out, table io.Writer, h Host, f Format) error {
 	var err error
-	if asJSON {
-		err = r.printJSON(out, h)
+	if f.JSON {
+		err = r.printJSON(out, h, f.Header)
 	} else {
 		err = r.printGo(out, h)
 	}
@@ -25,8 +35,13 @@ func (r *Recorder) Print(out, table io.Writer, h Host, asJSON bool) error {
 }
 
 // printJSON writes an object a line.
-func (r *Recorder) printJSON(w io.Writer, h Host) error {
+func (r *Recorder) printJSON(w io.Writer, h Host, withHeader bool) error {
 	enc := json.NewEncoder(w)
+	if withHeader {
+		if err := enc.Encode(header{h}); err != nil {
+			return err
+		}
+	}
 	for _, l := range r.Lines(h) {
 		if err := enc.Encode(l); err != nil {
 			return err
