@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/guestagent/agent/applet"
@@ -95,9 +94,7 @@ func sinceBoot() time.Duration {
 // not listen does not want to know.
 func announce(info proto.Info) {
 	defer stopOnPanic()
-	ctx, cancel := context.WithTimeout(context.Background(), handshakeTime)
-	defer cancel()
-	c, err := vsock.DialContext(ctx, vsock.Host, proto.ReadyPort, nil)
+	c, err := dialVsock(proto.ReadyPort)
 	if err != nil {
 		console("no one to tell that the agent is ready: " + err.Error())
 		return

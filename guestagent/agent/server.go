@@ -41,7 +41,7 @@ type Options struct {
 	// Env is the environment of commands that bring none. Nil: PATH, TERM,
 	// and HOME and USER of the user they run as.
 	Env []string
-	// MaxConns bounds the operations at once, MaxProcs the commands that run
+	// MaxConns bounds the connections at once, MaxProcs the commands that run
 	// at once. 0: 2048 and 1024.
 	MaxConns, MaxProcs int
 	// KeepOutput is how many bytes of each stream of a background command are
@@ -93,7 +93,8 @@ type server struct {
 	reaper *reaper
 	procs  *table
 	cgroup *cgroups
-	slots  chan struct{} // one token an operation
+	slots  chan struct{} // one token a connection
+	conns  connSet
 	// onPanic is deferred by each operation. PID 1 has one; elsewhere a panic
 	// is the process's.
 	onPanic func()
@@ -124,13 +125,16 @@ func newServer(o Options) *server {
 func (s *server) serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { l.Close() })()
-	var work sync.WaitGroup
+	defer context.AfterFunc(ctx, func() {
+		l.Close()
+		s.conns.closeAll()
+	})()
 	if s.opts.ReapAll {
 		reaping, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop() // after the last command was killed and collected
 		go s.reaper.run(reaping)
 	}
+	crew := newCrew(ctx, s.handle)
 	var failure error
 	for {
 		nc, err := l.Accept()
@@ -148,11 +152,12 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 			}
 			break
 		}
-		work.Go(func() { s.handle(ctx, nc) })
+		crew.take(nc)
 	}
 	cancel()
 	l.Close()
-	work.Wait()
+	s.conns.closeAll()
+	crew.wait()
 	s.killAll()
 	s.cgroup.close()
 	return failure
@@ -177,38 +182,52 @@ type conn struct {
 	w *proto.Writer
 }
 
+// handle answers one connection's operation. A renewal may be followed by
+// another: the first of a fork's life needs no connection of its own.
 func (s *server) handle(ctx context.Context, nc net.Conn) {
 	defer s.onPanic()
 	defer nc.Close()
-	defer context.AfterFunc(ctx, func() { nc.Close() })()
+	if !s.conns.add(nc) {
+		return
+	}
+	defer s.conns.remove(nc)
 	c := &conn{Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc)}
-	_ = nc.SetDeadline(time.Now().Add(handshakeTime))
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	default:
+		_ = nc.SetWriteDeadline(time.Now().Add(handshakeTime))
 		_ = c.w.WriteValue(proto.TypeError, &proto.Error{Code: proto.CodeBusy, Message: "too many operations"})
 		return
 	}
+	for s.operate(ctx, c) {
+	}
+}
+
+// operate answers one operation. It reports whether another may follow.
+func (s *server) operate(ctx context.Context, c *conn) bool {
+	_ = c.SetDeadline(time.Now().Add(handshakeTime))
 	t, payload, err := c.r.Next()
 	if err != nil {
 		s.opts.Logger.Debug("no handshake", "err", err)
-		return
+		return false
 	}
 	h, err := proto.ParseHandshake(t, payload)
 	if err == nil {
 		err = s.admit(h)
 	}
 	if err == nil {
-		_ = nc.SetDeadline(time.Time{})
+		_ = c.SetDeadline(time.Time{})
 		err = s.dispatch(ctx, c, h)
 	}
 	if err != nil {
 		s.opts.Logger.Debug("operation failed", "op", h.Op, "err", err)
-		_ = nc.SetWriteDeadline(time.Now().Add(handshakeTime))
+		_ = c.SetWriteDeadline(time.Now().Add(handshakeTime))
 		_ = c.w.WriteValue(proto.TypeError, wireError(err))
 		c.linger()
+		return false
 	}
+	return h.Op == proto.OpRenew
 }
 
 // admit is the gate that a forked machine is behind until it was renewed.
