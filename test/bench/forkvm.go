@@ -82,7 +82,7 @@ func (f *forkvm) warm(ctx context.Context) error {
 			return err
 		}
 	}
-	ticker := vm.CommandContext(ctx, tickerPath)
+	ticker := vm.CommandContext(ctx, tickerPath, "/dev/console")
 	ticker.Detach = true
 	if err := ticker.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", tickerPath, err)
