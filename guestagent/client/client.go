@@ -25,12 +25,13 @@ type Generation = proto.Generation
 type Dialer func(ctx context.Context) (net.Conn, error)
 
 // Client works inside one machine. It is safe for concurrent use and holds no
-// connection between calls.
+// connection between calls, except for a moment after Renew.
 type Client struct {
 	dial Dialer
 
-	mu  sync.Mutex
-	gen Generation // guarded by mu
+	mu   sync.Mutex
+	gen  Generation // guarded by mu
+	kept *kept      // guarded by mu; nil: none
 }
 
 // Option configures a Client.
@@ -79,19 +80,25 @@ type conn struct {
 	stop func() bool // ends the watch on ctx
 }
 
-// start dials, and sends the handshake of an operation.
+// start connects, and sends the handshake of an operation.
 func (c *Client) start(ctx context.Context, op proto.Op, req any) (*conn, error) {
+	nc, err := c.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("client: %s: dial: %w", op, err)
+	}
+	return c.begin(ctx, nc, op, req)
+}
+
+// begin sends the handshake of an operation on nc, which it closes on failure.
+func (c *Client) begin(ctx context.Context, nc net.Conn, op proto.Op, req any) (*conn, error) {
 	h := proto.Handshake{Version: proto.Version, Generation: c.Generation(), Op: op}
 	if req != nil {
 		raw, err := proto.Encode(req)
 		if err != nil {
+			nc.Close()
 			return nil, fmt.Errorf("client: %s: %w", op, err)
 		}
 		h.Request = raw
-	}
-	nc, err := c.dial(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("client: %s: dial: %w", op, err)
 	}
 	cn := &conn{
 		Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc), ctx: ctx,

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,8 +17,8 @@ const MinEntropy = proto.MinEntropy
 type Identity struct {
 	Generation Generation // not zero
 	Entropy    []byte     // at least MinEntropy bytes that no other machine gets
-	WallClock  time.Time
-	Hostname   string // empty: unchanged
+	WallClock  time.Time  // zero: that of this machine once the agent can hear it
+	Hostname   string     // empty: unchanged
 }
 
 // RenewReply confirms a renewal with what the machine has now.
@@ -26,23 +27,38 @@ type RenewReply = proto.RenewReply
 // Renew gives the machine a new identity: entropy is credited to the kernel's
 // generator, which takes a new key, wall clock and host name are set, and from
 // then on the agent refuses operations of other generations. After a success
-// this Client uses the new generation. A machine whose renewal fails must not
-// be used: it may share its parent's randomness.
+// this Client uses the new generation, and its next operation the same
+// connection if it comes soon. A machine whose renewal fails must not be used:
+// it may share its parent's randomness.
 func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 	req := proto.RenewRequest{
-		Generation: id.Generation, Entropy: id.Entropy, WallClock: id.WallClock, Hostname: id.Hostname,
+		Generation: id.Generation, Entropy: id.Entropy, WallClock: cmp.Or(id.WallClock, time.Now()), Hostname: id.Hostname,
 	}
 	if err := req.Validate(); err != nil {
 		return RenewReply{}, fmt.Errorf("client: %w", err)
 	}
-	var reply RenewReply
-	if err := c.call(ctx, proto.OpRenew, &req, &reply); err != nil {
+	nc, err := c.connect(ctx)
+	if err != nil {
+		return RenewReply{}, fmt.Errorf("client: renew: dial: %w", err)
+	}
+	if id.WallClock.IsZero() {
+		req.WallClock = time.Now() // connecting may have taken its time
+	}
+	cn, err := c.begin(ctx, nc, proto.OpRenew, &req)
+	if err != nil {
 		return RenewReply{}, err
 	}
+	var reply RenewReply
+	if err := cn.reply(&reply); err != nil {
+		cn.close()
+		return RenewReply{}, fmt.Errorf("client: renew: %w", err)
+	}
 	if reply.Generation != id.Generation || (id.Hostname != "" && reply.Hostname != id.Hostname) || len(reply.Random) == 0 {
+		cn.close()
 		return reply, fmt.Errorf("client: renew: %w: another identity confirmed", ErrProtocol)
 	}
 	c.SetGeneration(id.Generation)
+	c.keep(cn)
 	return reply, nil
 }
 
