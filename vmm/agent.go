@@ -54,23 +54,14 @@ const confirmTimeout = 2 * time.Minute
 func (vm *VM) renewIdentity(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
-	conn, err := vm.dialAgent(ctx)
-	if err != nil {
-		return err
-	}
-	// Once connected: a clock from before would be as late as the dial took.
-	id := client.Identity{
-		Entropy:   make([]byte, 64),
-		WallClock: time.Now(),
-		Hostname:  vm.cfg.Hostname,
-	}
+	id := client.Identity{Entropy: make([]byte, 64), Hostname: vm.cfg.Hostname}
 	rand.Read(id.Generation[:]) // never fails
 	rand.Read(id.Entropy)
-	once := client.New(func(context.Context) (net.Conn, error) { return conn, nil })
-	if _, err := once.Renew(ctx, id); err != nil {
+	agent := client.New(vm.dialAgent)
+	if _, err := agent.Renew(ctx, id); err != nil {
 		return vm.because(err)
 	}
-	vm.agent.Store(client.New(vm.dialAgent, client.WithGeneration(id.Generation)))
+	vm.agent.Store(agent)
 	return nil
 }
 
