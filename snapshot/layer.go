@@ -1,6 +1,6 @@
-// Package snapshot answers what outlives a machine: immutable layers of bytes
-// and the extent tables that say which layer backs which part of a machine's
-// memory (and, in time, of its disks).
+// Package snapshot answers what outlives a machine: immutable layers of bytes,
+// the extent tables that say which layer backs which part of a machine's
+// memory or disk, and the store that keeps both on a disk.
 //
 // The state of vCPUs and devices is opaque to this package.
 package snapshot
@@ -15,7 +15,8 @@ const PageSize = 4096
 
 // Layer is an immutable sequence of pages that any number of machines map
 // privately. Its bytes live in a memfd sealed against writing, growing and
-// shrinking, so a mapping of it can neither change nor fault past its end.
+// shrinking, so a mapping of it can neither change nor fault past its end; or
+// in a file of a [Store], which verified it and never writes to it again.
 //
 // A Layer is counted: it is made with one reference, and the last Release
 // closes its descriptor. Mappings made before stay valid. It is safe for
