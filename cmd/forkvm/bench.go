@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -34,12 +35,13 @@ table for people goes to standard error.`,
 	f := cmd.Flags()
 	f.BoolVar(&o.Quick, "quick", false, "take about a fourth of the samples")
 	f.IntVar(&o.Rounds, "rounds", 0, "how many `samples` each measurement takes (default as many as it needs)")
+	f.Int64Var(&o.Most, "most", 0, "leave out more children and more dirty pages than `so many` (default none)")
 	f.StringSliceVar(&o.Groups, "groups", nil, "comma-separated `names` of what to measure (default all: "+strings.Join(native.Groups(), ",")+")")
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o.Progress = cmd.ErrOrStderr()
-		if o.Rounds < 0 {
-			return usageError("negative --rounds")
+		if o.Rounds < 0 || o.Most < 0 {
+			return usageError("bench: negative --rounds or --most")
 		}
 		for _, name := range o.Groups {
 			if !slices.Contains(native.Groups(), name) {
@@ -50,14 +52,14 @@ table for people goes to standard error.`,
 		if err != nil {
 			return err
 		}
-		return results.Print(cmd.OutOrStdout(), cmd.ErrOrStderr(), host, *asJSON)
+		return results.Print(cmd.OutOrStdout(), cmd.ErrOrStderr(), host, result.Format{JSON: *asJSON})
 	}
 	return cmd
 }
 
 func bench(ctx context.Context, o native.Options) (result.Host, *result.Recorder, error) {
 	v := readVersion()
-	commit := v.Commit
+	commit := cmp.Or(v.Commit, "unknown")
 	if v.Modified {
 		commit += "-dirty"
 	}
