@@ -207,3 +207,32 @@ func TestServeRefusesGarbage(t *testing.T) {
 		t.Errorf("answers %q", out.String())
 	}
 }
+
+// TestChildSeesTheLayer has more pages than are copied.
+func TestChildSeesTheLayer(t *testing.T) {
+	for _, pages := range []int64{fewPages, fewPages + 1} {
+		p := newParent(t, microguest.Params{Pages: pages})
+		if err := p.Round(); err != nil {
+			t.Fatal(err)
+		}
+		for _, pooled := range []bool{true, false} {
+			var pool *Pool
+			if pooled {
+				var err error
+				if pool, err = p.Prepare(1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f, err := p.Fork(1, pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range pages {
+				if got, want := word(f.machines[0], i), word(p.m, i)+1; got != want {
+					t.Errorf("%d pages, pooled %v: page %d counts %d, want %d", pages, pooled, i, got, want)
+				}
+			}
+			f.Close()
+		}
+	}
+}

@@ -201,10 +201,10 @@ func (p *Parent) fork(f *Family, n int) (err error) {
 		var m *machine
 		if pooled {
 			m = f.machines[i]
-			err = mapLayer(m.ram, f.layer.fd, runs)
+			err = f.layer.lay(m.ram, runs)
 		} else {
 			m, err = p.h.newMachine(p.memory, func(ram []byte) error {
-				return errors.Join(p.mapBase(ram), mapLayer(ram, f.layer.fd, runs))
+				return errors.Join(p.mapBase(ram), f.layer.lay(ram, runs))
 			})
 			if err == nil {
 				f.machines = append(f.machines, m)
@@ -249,15 +249,3 @@ func (p *Parent) capture(f *Family) (runs []run, err error) {
 
 // mapBase maps what parent and children have in common.
 func (p *Parent) mapBase(ram []byte) error { return overlay(ram, p.base.fd, 0) }
-
-// mapLayer maps what was captured.
-func mapLayer(ram []byte, layer int, runs []run) error {
-	var at int64
-	for _, r := range runs {
-		if err := overlay(ram[r.start:r.end], layer, at); err != nil {
-			return err
-		}
-		at += r.end - r.start
-	}
-	return nil
-}
