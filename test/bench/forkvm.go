@@ -147,29 +147,17 @@ func (f *forkvm) fork(ctx context.Context, r *result.Recorder, scenario string, 
 	}
 	wg.Wait()
 	for _, c := range children {
-		if c.vm != nil {
-			defer c.vm.Close()
-		}
+		defer c.close()
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	k := result.Key{Scenario: scenario, N: n, DirtyPages: result.Measured, Depth: 1}
-	add := func(metric string, d time.Duration) {
-		k.Metric = metric
-		r.Time(k, d, image.DirtyPages())
-	}
-	add(result.Pause, image.Pause())
+	k := result.Key{Scenario: scenario, Metric: result.Pause, N: n, DirtyPages: result.Measured, Depth: 1}
+	r.Time(k, image.Pause(), image.DirtyPages())
 	for _, c := range children {
-		at, err := c.life.wait(ctx)
-		if err != nil {
-			return fmt.Errorf("no sign of life of a process in a child: %w", err)
+		if err := c.record(ctx, r, k, image.DirtyPages(), begin); err != nil {
+			return err
 		}
-		add(result.StateReady, c.stateReady)
-		add(result.FirstInstruction, c.instruction)
-		add(result.FirstLife, at.Sub(begin))
-		add(result.AgentReady, c.agent)
-		add(result.FirstReply, c.replied)
 	}
 	return nil
 }
@@ -188,6 +176,31 @@ func (c *forked) start(ctx context.Context, image *vmm.Image, begin time.Time) (
 	t := c.vm.Timings()
 	c.stateReady, c.instruction, c.agent = started+t.StateReady, started+t.FirstExit, started+t.AgentReady
 	return nil
+}
+
+// record waits for the sign of life and records when everything happened.
+func (c *forked) record(ctx context.Context, r *result.Recorder, k result.Key, dirty int64, begin time.Time) error {
+	at, err := c.life.wait(ctx)
+	if err != nil {
+		return fmt.Errorf("no sign of life of a process in a child: %w", err)
+	}
+	for _, m := range []struct {
+		metric string
+		d      time.Duration
+	}{
+		{result.StateReady, c.stateReady}, {result.FirstInstruction, c.instruction}, {result.FirstLife, at.Sub(begin)},
+		{result.AgentReady, c.agent}, {result.FirstReply, c.replied},
+	} {
+		k.Metric = m.metric
+		r.Time(k, m.d, dirty)
+	}
+	return nil
+}
+
+func (c *forked) close() {
+	if c.vm != nil {
+		c.vm.Close()
+	}
 }
 
 // reset puts a child back, which has run a command since it was forked.

@@ -19,6 +19,9 @@ const (
 	forkPooled  = "fork-pooled"
 	forkCold    = "fork-cold"
 	reset       = "reset"
+
+	snapshotDisk = "snapshot-disk"
+	restoreDisk  = "restore-disk"
 )
 
 // scenario is one thing to measure. A round runs each once.
@@ -47,27 +50,33 @@ func linuxCommand(ctx context.Context, o options, _ []string) error {
 	p := &phases{}
 	ours := &forkvm{g: g, forks: o.forks, phases: p}
 	defer ours.close()
-	if err := runRounds(ctx, o, pick(o, ours, g, dir), r); err != nil {
+	stored := &disk{ours: ours, dir: dir}
+	defer stored.close()
+	if err := runRounds(ctx, o, pick(o, ours, stored, &qemu{g, o.qemu}), r); err != nil {
 		return err
 	}
 	err = r.Print(os.Stdout, os.Stderr, h, result.Format{JSON: o.json, Header: o.header})
 	if o.phases {
 		p.print(os.Stderr)
 	}
-	return errors.Join(err, r.Failed[coldBoot], r.Failed[forkPooled], r.Failed[forkCold], r.Failed[reset])
+	for _, name := range []string{coldBoot, forkPooled, forkCold, reset, snapshotDisk, restoreDisk} {
+		err = errors.Join(err, r.Failed[name])
+	}
+	return err
 }
 
 // pick returns the scenarios that were asked for, in the order of a round.
-func pick(o options, ours *forkvm, g *guest, dir string) []scenario {
-	q := &qemu{g, o.qemu}
+func pick(o options, ours *forkvm, stored *disk, q *qemu) []scenario {
 	runs := map[string]func(context.Context, *result.Recorder) error{
-		coldBoot:    ours.coldBoot,
-		qemuBoot:    q.boot,
-		gokvmBoot:   (&gokvm{g}).boot,
-		qemuRestore: (&restorer{qemu: q, dir: dir}).restore,
-		forkPooled:  ours.forkPooled,
-		forkCold:    ours.forkCold,
-		reset:       ours.reset,
+		coldBoot:     ours.coldBoot,
+		qemuBoot:     q.boot,
+		gokvmBoot:    (&gokvm{q.g}).boot,
+		qemuRestore:  (&restorer{qemu: q, dir: stored.dir}).restore,
+		forkPooled:   ours.forkPooled,
+		forkCold:     ours.forkCold,
+		reset:        ours.reset,
+		snapshotDisk: stored.snapshot,
+		restoreDisk:  stored.restore,
 	}
 	var list []scenario
 	for _, name := range o.scenarios {

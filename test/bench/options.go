@@ -41,7 +41,7 @@ type options struct {
 }
 
 // scenarioNames are the scenarios of Linux guests, in the order of a round.
-var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset}
+var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset, snapshotDisk, restoreDisk}
 
 // partNames are the parts of all, in their order.
 var partNames = []string{"native", "linux", "lab"}

@@ -21,6 +21,8 @@ const (
 	forkCold      = "fork-cold"      // VM.Fork
 	forkRewriting = "fork-rewriting" // VM.Fork of a parent that wrote much and goes on rewriting some of it
 	reset         = "reset"          // VM.Reset
+	snapshotDisk  = "snapshot-disk"  // VM.Snapshot
+	restoreDisk   = "restore-disk"   // vmm.Load and Image.Start, which is what vmm.Restore does
 	coldBoot      = "cold-boot"      // vmm.Start
 )
 

@@ -50,6 +50,7 @@ var groups = []group{
 	{"children", (*bench).children},
 	{"depth", (*bench).depth},
 	{"reset", (*bench).reset},
+	{"disk", (*bench).disk},
 	{"boot", (*bench).boots},
 }
 

@@ -90,3 +90,9 @@ func TestPause(t *testing.T) {
 func TestRewriting(t *testing.T) {
 	expect(t, measure(t, "rewriting"), []string{forkRewriting}, []string{result.Pause})
 }
+
+func TestDisk(t *testing.T) {
+	lines := measure(t, "disk")
+	expect(t, lines, []string{restoreDisk}, []string{result.StateReady, result.FirstInstruction})
+	expect(t, lines, []string{snapshotDisk}, []string{result.Write})
+}
