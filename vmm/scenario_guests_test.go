@@ -3,7 +3,10 @@ package vmm
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -188,7 +191,12 @@ func hostTSCKHz(t testing.TB) uint32 {
 // word reads 8 bytes of guest memory.
 func word(t testing.TB, vm *VM, gpa uint64) uint64 {
 	t.Helper()
-	p, err := vm.mem.Slice(gpa, 8)
+	return wordOf(t, vm.mem, gpa)
+}
+
+func wordOf(t testing.TB, m *memory, gpa uint64) uint64 {
+	t.Helper()
+	p, err := m.Slice(gpa, 8)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,15 +226,36 @@ func ticks() (trace func(TraceEvent), at <-chan time.Time) {
 }
 
 // awaitTick waits for a tick and leaves the guest alone meanwhile.
-func awaitTick(t testing.TB, at <-chan time.Time) time.Time {
+func awaitTick(t testing.TB, vm *VM, at <-chan time.Time) {
 	t.Helper()
 	select {
-	case now := <-at:
-		return now
+	case <-at:
 	case <-time.After(patience):
-		t.Fatal("the guest's timer does not tick")
-		return time.Time{}
+		t.Fatalf("the guest's timer does not tick:\n%s", timers(t, vm))
 	}
+}
+
+// timers describes what could make a guest's vCPU go on.
+func timers(t testing.TB, vm *VM) string {
+	t.Helper()
+	pause(t, vm)
+	var b strings.Builder
+	onVCPU(t, vm, 0, func(c *kvm.VCPU) error {
+		st := new(vcpuState)
+		err := saveVCPU(vm.shell.vcpus[0], st, vm.shell.xsaveSize, &msrList{indices: []uint32{msrTSC}})
+		const isr, irr, ppr = 0x100, 0x200, 0xa0
+		vector := guestVector / 32 * 16
+		fmt.Fprintf(&b, "state %+v, rip %#x, rflags %#x, events %+v\nLAPIC: timer %#x, PPR %#x, ISR %#x, IRR %#x, deadline %d, counter %d\n",
+			st.MPState, st.Regs.RIP, st.Regs.RFLAGS, st.Events, st.LAPIC.Register(lapicLVTTimer), st.LAPIC.Register(ppr),
+			st.LAPIC.Register(isr+vector), st.LAPIC.Register(irr+vector), st.Deadline, st.MSRs[0].Data)
+		return err
+	})
+	chips := new(chipState)
+	if err := vm.shell.saveChips(chips); err != nil {
+		t.Error(err)
+	}
+	fmt.Fprintf(&b, "8254: %+v\n8259: %+v", chips.PIT.Channels[0], chips.Master.PIC())
+	return b.String()
 }
 
 // withoutSpare has a machine's forks build their KVM machines themselves.
@@ -413,9 +442,11 @@ func frozenWord(t *testing.T, image *Image, gpa uint64) uint64 {
 		t.Fatal(err)
 	}
 	defer table.Release()
-	p, err := mapped(t, table).Slice(gpa, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return binary.LittleEndian.Uint64(p)
+	return wordOf(t, mapped(t, table), gpa)
+}
+
+// median is the middle of an odd number of durations, or one of the middle two.
+func median(d []time.Duration) time.Duration {
+	d = slices.Sorted(slices.Values(d))
+	return d[len(d)/2]
 }
