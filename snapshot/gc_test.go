@@ -112,8 +112,6 @@ func TestEverybodyWaitsForGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := openStore(t, dir)
-	limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
 	all := map[string]func(context.Context) error{
 		"Load": func(ctx context.Context) error { _, err := other.Load(ctx, id); return err },
 		"Outgoing": func(ctx context.Context) error {
@@ -133,9 +131,11 @@ func TestEverybodyWaitsForGC(t *testing.T) {
 		"GC":      func(ctx context.Context) error { _, err := other.GC(ctx); return err },
 	}
 	for name, do := range all {
+		limited, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
 		if err := do(limited); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %v, want it to wait", name, err)
 		}
+		cancel()
 	}
 	l.unlock()
 	for _, name := range []string{"Load", "Outgoing", "Verify", "Create", "Relabel", "Delete", "GC"} {

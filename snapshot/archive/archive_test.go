@@ -378,7 +378,9 @@ func TestHostileArchives(t *testing.T) {
 	}
 	wantRefused(t, "another version", pack(t, append([]byte("forkvm-archive 2\n"), good[len(header):]...)), snapshot.ErrVersion)
 	wantRefused(t, "not compressed", good, snapshot.ErrCorrupt)
-	wantRefused(t, "a window of 128 MiB", pack(t, bytes.Repeat(good, 1000), zstd.WithWindowSize(128<<20)), snapshot.ErrCorrupt)
+	large := pack(t, bytes.Repeat(good, 1000), zstd.WithWindowSize(128<<20))
+	wantRefused(t, "a window of 128 MiB", large, snapshot.ErrCorrupt)
+	wantRefused(t, "a window of 128 MiB", large, zstd.ErrWindowSizeExceeded)
 	wantRefused(t, "a bomb", pack(t, append(slices.Clone(start), make([]byte, 16<<20)...)), snapshot.ErrCorrupt)
 }
 
