@@ -69,7 +69,7 @@ type guest struct {
 func boot(t *testing.T, features uint64, test func(t *testing.T, g *guest)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		g := cold(t)
+		g := cold(t, 32*mib)
 		if err := g.Start(features); err != nil {
 			t.Fatal(err)
 		}
@@ -77,14 +77,15 @@ func boot(t *testing.T, features uint64, test func(t *testing.T, g *guest)) {
 	})
 }
 
-func cold(t *testing.T) *guest {
+// cold makes a guest whose driver has not come yet.
+func cold(t *testing.T, ram int) *guest {
 	t.Helper()
 	h := new(host)
 	dev, err := balloon.New(balloon.Config{}, balloon.Env{Release: h.release})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, irq := virtiotest.NewMemory(32*mib), virtiotest.NewInterrupt()
+	mem, irq := virtiotest.NewMemory(ram), virtiotest.NewInterrupt()
 	m := virtio.NewMMIO(dev, mem, irq)
 	t.Cleanup(m.Reset)
 	return &guest{virtiotest.NewDriver(m, mem), h, dev, irq, m}
@@ -216,15 +217,7 @@ func TestRefusedRanges(t *testing.T) {
 // A descriptor can name more than anybody has free.
 func TestHugeRangeIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := new(host)
-		dev, err := balloon.New(balloon.Config{}, balloon.Env{Release: h.release})
-		if err != nil {
-			t.Fatal(err)
-		}
-		mem := virtiotest.NewMemory(130 * mib)
-		m := virtio.NewMMIO(dev, mem, virtiotest.NewInterrupt())
-		t.Cleanup(m.Reset)
-		g := &guest{Driver: virtiotest.NewDriver(m, mem), host: h, dev: dev, mmio: m}
+		g := cold(t, 130*mib)
 		if err := g.Start(everything); err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +231,7 @@ func TestHugeRangeIsRefused(t *testing.T) {
 // The device goes on to touch its rings, each of them.
 func TestRingsAreNotReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := cold(t)
+		g := cold(t, 32*mib)
 		if err := g.Negotiate(everything); err != nil {
 			t.Fatal(err)
 		}
@@ -450,7 +443,7 @@ func TestReportOutstandingAtCapture(t *testing.T) {
 
 // Quiesce returns when nothing is being released any more.
 func TestQuiesceWaitsForRelease(t *testing.T) {
-	g := cold(t)
+	g := cold(t, 32*mib)
 	if err := g.Start(everything); err != nil {
 		t.Fatal(err)
 	}
