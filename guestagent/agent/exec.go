@@ -30,6 +30,7 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 		p.run(req.Timeout, func() { s.kill(p) })
 		s.procs.ended(p)
 		s.cgroup.put(p.cgroup)
+		s.spares.prepare()
 	}()
 	if req.Detach {
 		return nil

@@ -57,11 +57,24 @@ func (s *server) startProcess(req *proto.ExecRequest, w *proto.Writer) (*process
 	if err != nil {
 		return nil, startError(proto.StageLookup, err)
 	}
-	p := &process{args: listed(req.Args), started: time.Now(), done: make(chan struct{})}
-	p.detached.Store(req.Detach)
 	if req.Detach {
 		w = nil
 	}
+	p := s.fromSpare(req, w, program, dir, env)
+	if p == nil {
+		p, err = s.fork(req, w, program, dir, env, acc)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.args, p.started = listed(req.Args), time.Now()
+	p.detached.Store(req.Detach)
+	return p, nil
+}
+
+// fork starts the command as a new process.
+func (s *server) fork(req *proto.ExecRequest, w *proto.Writer, program, dir string, env []string, acc account) (*process, error) {
+	p := &process{done: make(chan struct{})}
 	std, err := s.streams(p, req, w)
 	if err != nil {
 		return nil, startError(proto.StageStdio, err)

@@ -233,8 +233,12 @@ func (s *server) renew(h proto.Handshake) (*proto.RenewReply, error) {
 		return nil, errors.New("agent: renew: getrandom gives zeros")
 	}
 	s.mu.Lock()
+	forked := s.gen != proto.Generation{}
 	s.gen = req.Generation
 	s.mu.Unlock()
+	if forked {
+		s.spares.postpone()
+	}
 	return &proto.RenewReply{
 		Generation: req.Generation,
 		WallClock:  time.Now(),

@@ -29,6 +29,9 @@ func Main() {
 	if isInit() {
 		boot()
 	}
+	if isSpare() {
+		os.Exit(runSpare())
+	}
 	if run := isApplet(); run != nil {
 		os.Exit(run())
 	}
@@ -51,10 +54,17 @@ func isApplet() func() int {
 	if run == nil {
 		return nil
 	}
-	if exe, err := os.Readlink("/proc/self/exe"); err != nil || exe != initPath {
+	if !isInitProgram() {
 		return nil
 	}
 	return func() int { return run(os.Args) }
+}
+
+// isInitProgram reports whether this process runs the program of the guest's
+// first process.
+func isInitProgram() bool {
+	exe, err := os.Readlink("/proc/self/exe")
+	return err == nil && exe == initPath
 }
 
 // boot is the life of PID 1. It does not return.
@@ -80,6 +90,7 @@ func boot() {
 	s.onPanic = stopOnPanic
 	go s.obeySignals()
 	go announce(s.info())
+	s.useSpares(initPath)
 	fatal(s.serve(context.Background(), l))
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,10 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/guestagent/agent"
+	"github.com/forkvm/forkvm/guestagent/agent/applet"
 )
+
+// asCommand is a variable that makes this program, under the name of one of the
+// guest's commands, that command.
+const asCommand = "FORKVM_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
 	agent.Main() // on a host it must return at once, whatever it is called
+	if os.Args[0] == agent.SpareName {
+		os.Exit(agent.RunSpare())
+	}
+	if run := applet.Find(filepath.Base(os.Args[0])); run != nil && os.Getenv(asCommand) != "" {
+		os.Exit(run(os.Args))
+	}
 	os.Exit(m.Run())
 }
 

@@ -44,6 +44,13 @@ func newOutput(typ proto.Type, f *os.File, live *proto.Writer, keep int) *output
 	return o
 }
 
+// connect has what comes from now on go to w, which may be nil.
+func (o *output) connect(w *proto.Writer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.live = w
+}
+
 // pump moves the stream's bytes until its end, or until the command has exited
 // and all it wrote was moved. The caller closes exited and lets file's read
 // deadline pass then. What left-over children write afterwards is read and

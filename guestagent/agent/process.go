@@ -33,7 +33,30 @@ type process struct {
 	timedOut atomic.Bool
 	done     chan struct{} // closed when exit is set
 	exit     proto.Exit
+
+	pumps sync.WaitGroup
+	over  chan struct{} // closed when the command has ended; nil: no pump runs
 }
+
+// pump has the command's output moved from now on.
+func (p *process) pump() {
+	p.over = make(chan struct{})
+	for _, o := range p.outs {
+		p.pumps.Go(func() { o.pump(p.over) })
+	}
+}
+
+// endPumps returns when all that a command that has ended wrote was moved.
+func (p *process) endPumps() {
+	close(p.over)
+	for _, o := range p.outs {
+		_ = o.file.SetReadDeadline(time.Unix(1, 0)) // ends the pump, see there
+	}
+	p.pumps.Wait()
+}
+
+// hasExited reports whether the command has ended before run was called.
+func (p *process) hasExited() bool { return len(p.exited) > 0 }
 
 // run moves the command's streams until it has ended and all its output was
 // delivered, then sets exit.
@@ -44,21 +67,15 @@ func (p *process) run(timeout time.Duration, kill func()) {
 			kill()
 		}).Stop()
 	}
-	var pumps sync.WaitGroup
-	over := make(chan struct{})
-	for _, o := range p.outs {
-		pumps.Go(func() { o.pump(over) })
+	if p.over == nil {
+		p.pump()
 	}
 	if p.stdin != nil {
 		go p.stdin.feed()
 	}
 	ws := <-p.exited
-	close(over)
 	timedOut := p.timedOut.Load() && ws.Signaled()
-	for _, o := range p.outs {
-		_ = o.file.SetReadDeadline(time.Unix(1, 0)) // ends the pump, see there
-	}
-	pumps.Wait()
+	p.endPumps()
 	if p.stdin != nil {
 		p.stdin.stop()
 	}

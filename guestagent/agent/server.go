@@ -95,6 +95,7 @@ type server struct {
 	cgroup *cgroups
 	slots  chan struct{} // one token a connection
 	conns  connSet
+	spares spares
 	// onPanic is deferred by each operation. PID 1 has one; elsewhere a panic
 	// is the process's.
 	onPanic func()
@@ -158,6 +159,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	l.Close()
 	s.conns.closeAll()
 	crew.wait()
+	s.spares.close()
 	s.killAll()
 	s.cgroup.close()
 	return failure

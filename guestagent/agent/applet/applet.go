@@ -32,6 +32,11 @@ type entry struct {
 	name string
 	run  func(s *stdio, args []string) error // args without the name
 	core func() core.Command
+
+	// alone commands need a process that was started for them: they start
+	// programs with code that does not know of TimerSlack, or draw random
+	// names.
+	alone bool
 }
 
 // lookup returns the command of this name, or nil.
@@ -54,6 +59,25 @@ func Find(name string) func(args []string) int {
 		s := &stdio{in: os.Stdin, out: bufio.NewWriter(os.Stdout), raw: os.Stdout, err: os.Stderr}
 		return e.exec(s, args[1:])
 	}
+}
+
+// TimerSlack, if not 0, is what the programs that a command starts get as
+// PR_SET_TIMERSLACK of prctl(2), in nanoseconds. It is set before the command is
+// run in a process whose timers are not as exact as usual.
+var TimerSlack uintptr
+
+// Shares reports whether there is a command of this name that may run in a
+// process which was started before anybody asked for it.
+func Shares(name string) bool {
+	e := lookup(name)
+	return e != nil && !e.alone
+}
+
+// Warm does what most commands do, to no effect, so that the next finds the
+// memory for it in place.
+func Warm() {
+	s := &stdio{in: strings.NewReader(""), out: bufio.NewWriter(io.Discard), raw: io.Discard, err: io.Discard}
+	lookup("echo").exec(s, []string{"-n", "warm"})
 }
 
 // exec runs the command and returns its exit code.

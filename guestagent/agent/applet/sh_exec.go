@@ -135,13 +135,13 @@ func (j *jobs) exec(ctx context.Context, args []string) error {
 		Path: path, Args: args, Dir: hc.Dir, Env: exported(hc.Env),
 		Stdin: hc.Stdin, Stdout: hc.Stdout, Stderr: hc.Stderr,
 	}
-	err = cmd.Start()
+	err = start(cmd)
 	if errors.Is(err, syscall.ENOEXEC) { // a script without "#!" is one of ours
 		cmd = &exec.Cmd{
 			Path: "/proc/self/exe", Args: append([]string{"sh", path}, args[1:]...), Dir: hc.Dir, Env: cmd.Env,
 			Stdin: hc.Stdin, Stdout: hc.Stdout, Stderr: hc.Stderr,
 		}
-		err = cmd.Start()
+		err = start(cmd)
 	}
 	if err != nil {
 		fmt.Fprintln(hc.Stderr, err)

@@ -210,7 +210,8 @@ func replace(args, environ []string) error {
 		fmt.Fprintln(os.Stderr, err)
 		return exitCode(127)
 	}
-	return &os.PathError{Op: "exec", Path: path, Err: unix.Exec(path, args, environ)}
+	err = withTimerSlack(func() error { return unix.Exec(path, args, environ) })
+	return &os.PathError{Op: "exec", Path: path, Err: err}
 }
 
 func printenv(s *stdio, args []string) error {
@@ -285,7 +286,7 @@ func setsid(_ *stdio, args []string) error {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		return cmd.Start()
+		return start(cmd)
 	}
 	return replace(args, os.Environ())
 }

@@ -50,7 +50,7 @@ var table = [...]entry{
 	{name: "ls", core: ls.New},
 	{name: "md5sum", run: md5sum},
 	{name: "mkdir", core: mkdir.New},
-	{name: "mktemp", core: mktemp.New},
+	{name: "mktemp", core: mktemp.New, alone: true},
 	{name: "mount", run: mount},
 	{name: "mv", core: mv.New},
 	{name: "nproc", run: nproc},
@@ -88,7 +88,7 @@ var table = [...]entry{
 	{name: "wc", run: wc},
 	{name: "which", run: which},
 	{name: "whoami", run: whoami},
-	{name: "xargs", core: xargs.New},
+	{name: "xargs", core: xargs.New, alone: true},
 	{name: "yes", run: yes},
 	{name: "zcat", run: zcat},
 }

@@ -1,0 +1,33 @@
+package agent
+
+import (
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// argsMemory is where the kernel put the command line of this process, which is
+// where it shows it from. The strings of os.Args are that memory, each followed
+// by a zero.
+func argsMemory() []byte {
+	n := 0
+	for _, a := range os.Args {
+		n += len(a) + 1
+	}
+	return unsafe.Slice(unsafe.StringData(os.Args[0]), n-1)
+}
+
+// showCommand has lists of processes show another command line, as far as
+// memory, which is argsMemory's, has room for it. What os.Args said is lost.
+func showCommand(memory []byte, args []string) {
+	clear(memory)
+	copy(memory, strings.Join(args, "\x00"))
+}
+
+// setName names this thread, which is the process's name if it is the first.
+func setName(name string) {
+	b := append([]byte(name), 0)
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&b[0])), 0, 0, 0)
+}
