@@ -12,7 +12,7 @@ LAB_PACKAGES = ./kvm/... ./vmm/... ./cmd/...
 
 export CGO_ENABLED = 0
 
-.PHONY: help build setup kernel demo bench test lint unit race lab-test vuln clean
+.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,9 +30,12 @@ demo: build ## boot a machine, fork it 8 times, show that each goes its own way
 	@sh test/setup.sh demo
 	@bin/lab run -- bin/forkvm demo $(ARGS)
 
-bench: setup ## boots and forks, beside QEMU and gokvm (docs/benchmarks.md)
+bench: setup ## forks, boots, restores, beside their floor, QEMU and gokvm (docs/benchmarks.md)
 	@$(GO) build -trimpath -ldflags "-s -w -X main.commit=$$(git describe --always --dirty --abbrev=12)" -o bin/ ./test/bench
-	@bin/bench lab $(ARGS)
+	@bin/bench all $(ARGS)
+
+bench-page: ## docs/benchmarks.md and its plots, from test/bench/results
+	@$(GO) run ./test/bench/page
 
 test: lint unit race lab-test ## the whole suite
 

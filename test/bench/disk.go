@@ -32,19 +32,19 @@ func (d *disk) prepare(ctx context.Context) error {
 	if d.store != nil {
 		return nil
 	}
-	if err := d.ours.warm(ctx); err != nil {
-		return err
-	}
 	store, err := snapshot.Open(filepath.Join(d.dir, "store"))
 	if err != nil {
 		return err
 	}
 	d.store = store
-	info, err := d.ours.parent.Snapshot(ctx, store, vmm.SnapshotOptions{})
+	err = d.ours.awake(ctx, func() error {
+		info, err := d.ours.parent.Snapshot(ctx, store, vmm.SnapshotOptions{})
+		d.kept = info.ID
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	d.kept = info.ID
 	image, err := d.load(ctx)
 	if err != nil {
 		return err
@@ -62,21 +62,23 @@ func (d *disk) snapshot(ctx context.Context, r *result.Recorder) error {
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}
-	begin := time.Now()
-	image, err := d.ours.parent.Capture(ctx)
-	if err != nil {
-		return err
-	}
-	defer image.Close()
-	info, err := image.Save(ctx, d.store, vmm.SnapshotOptions{})
-	if err != nil {
-		return err
-	}
-	k := result.Key{Scenario: snapshotDisk, Metric: result.Write, N: 1, DirtyPages: result.Measured, Depth: 1}
-	r.Time(k, time.Since(begin), image.DirtyPages())
-	k.Metric = result.Pause
-	r.Time(k, image.Pause(), image.DirtyPages())
-	return d.store.Delete(ctx, info.ID)
+	return d.ours.awake(ctx, func() error {
+		begin := time.Now()
+		image, err := d.ours.parent.Capture(ctx)
+		if err != nil {
+			return err
+		}
+		defer image.Close()
+		info, err := image.Save(ctx, d.store, vmm.SnapshotOptions{})
+		if err != nil {
+			return err
+		}
+		k := result.Key{Scenario: snapshotDisk, Metric: result.Write, N: 1, DirtyPages: result.Measured, Depth: 1}
+		r.Time(k, time.Since(begin), image.DirtyPages())
+		k.Metric = result.Pause
+		r.Time(k, image.Pause(), image.DirtyPages())
+		return d.store.Delete(ctx, info.ID)
+	})
 }
 
 // restore starts a machine from disk and runs a command in it.

@@ -18,8 +18,9 @@ type forkvm struct {
 	g      *guest
 	forks  []int
 	phases *phases
-	parent *vmm.VM // of the forks; made by the first
-	child  *vmm.VM // that is reset; made by the first
+	parent *vmm.VM // of the forks; made by the first; paused unless it is needed
+	ticks  *ticks  // of the parent
+	child  *vmm.VM // that is reset; made by the first; paused unless it is needed
 }
 
 func (f *forkvm) close() {
@@ -30,9 +31,9 @@ func (f *forkvm) close() {
 	}
 }
 
-func (f *forkvm) start(ctx context.Context) (*vmm.VM, error) {
+func (f *forkvm) start(ctx context.Context, console io.Writer) (*vmm.VM, error) {
 	return vmm.Start(ctx, vmm.Config{
-		Kernel: f.g.kernel, Initramfs: f.g.initramfs, Cmdline: f.g.cmdline, Memory: f.g.memory,
+		Kernel: f.g.kernel, Initramfs: f.g.initramfs, Cmdline: f.g.cmdline, Memory: f.g.memory, Console: console,
 		Spare: -1, // what is made ahead is made on request
 	})
 }
@@ -49,7 +50,7 @@ func reply(ctx context.Context, vm *vmm.VM) error {
 // coldBoot boots a machine and runs a command in it.
 func (f *forkvm) coldBoot(ctx context.Context, r *result.Recorder) error {
 	begin := time.Now()
-	vm, err := f.start(ctx)
+	vm, err := f.start(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -72,11 +73,12 @@ func (f *forkvm) warm(ctx context.Context) error {
 	if f.parent != nil {
 		return nil
 	}
-	vm, err := f.start(ctx)
+	console := &ticks{seen: make(chan struct{}, 1)}
+	vm, err := f.start(ctx, console)
 	if err != nil {
 		return err
 	}
-	f.parent = vm
+	f.parent, f.ticks = vm, console
 	for range 3 {
 		if err := reply(ctx, vm); err != nil {
 			return err
@@ -87,32 +89,44 @@ func (f *forkvm) warm(ctx context.Context) error {
 	if err := ticker.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", tickerPath, err)
 	}
-	return nil
+	return vm.Pause(ctx)
+}
+
+// awake calls do with a parent that runs, and pauses it again: nobody else's
+// measurement is to share its processor with the parent.
+func (f *forkvm) awake(ctx context.Context, do func() error) error {
+	if err := f.warm(ctx); err != nil {
+		return err
+	}
+	if err := f.parent.Resume(ctx); err != nil {
+		return err
+	}
+	err := f.ticks.wait(ctx, 3)
+	if err == nil {
+		err = do()
+	}
+	return errors.Join(err, f.parent.Pause(ctx))
 }
 
 // forkPooled forks the parent once for each number of children, with machines
 // made ahead.
 func (f *forkvm) forkPooled(ctx context.Context, r *result.Recorder) error {
-	if err := f.warm(ctx); err != nil {
-		return err
-	}
-	for _, n := range f.forks {
-		if err := f.parent.Prepare(ctx, n); err != nil {
-			return err
+	return f.awake(ctx, func() error {
+		for _, n := range f.forks {
+			if err := f.parent.Prepare(ctx, n); err != nil {
+				return err
+			}
+			if err := f.fork(ctx, r, forkPooled, n); err != nil {
+				return fmt.Errorf("%d children: %w", n, err)
+			}
 		}
-		if err := f.fork(ctx, r, forkPooled, n); err != nil {
-			return fmt.Errorf("%d children: %w", n, err)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // forkCold forks the parent once, with nothing made ahead.
 func (f *forkvm) forkCold(ctx context.Context, r *result.Recorder) error {
-	if err := f.warm(ctx); err != nil {
-		return err
-	}
-	return f.fork(ctx, r, forkCold, 1)
+	return f.awake(ctx, func() error { return f.fork(ctx, r, forkCold, 1) })
 }
 
 // forked is a child and when things happened to it, from the start of the
@@ -154,11 +168,15 @@ func (f *forkvm) fork(ctx context.Context, r *result.Recorder, scenario string, 
 	}
 	k := result.Key{Scenario: scenario, Metric: result.Pause, N: n, DirtyPages: result.Measured, Depth: 1}
 	r.Time(k, image.Pause(), image.DirtyPages())
+	var last time.Duration
 	for _, c := range children {
 		if err := c.record(ctx, r, k, image.DirtyPages(), begin); err != nil {
 			return err
 		}
+		last = max(last, c.life.at.Sub(begin))
 	}
+	k.Metric = result.TimePerChild
+	r.Time(k, last/time.Duration(n), image.DirtyPages())
 	return nil
 }
 
@@ -227,7 +245,7 @@ func (f *forkvm) reset(ctx context.Context, r *result.Recorder) error {
 	}
 	replied := time.Since(begin)
 	addTimes(r, result.Key{Scenario: reset, N: 1, Depth: 1}, f.child.Timings(), replied)
-	return nil
+	return f.child.Pause(ctx)
 }
 
 func addTimes(r *result.Recorder, k result.Key, t vmm.Timings, replied time.Duration) {
@@ -241,6 +259,30 @@ func addTimes(r *result.Recorder, k result.Key, t vmm.Timings, replied time.Dura
 		k.Metric = m.metric
 		r.Time(k, m.d, 0)
 	}
+}
+
+// ticks is a console that tells that something is written to it.
+type ticks struct{ seen chan struct{} } // of one
+
+// Write implements io.Writer.
+func (t *ticks) Write(p []byte) (int, error) {
+	select {
+	case t.seen <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+// wait returns when it was told so n times.
+func (t *ticks) wait(ctx context.Context, n int) error {
+	for range n {
+		select {
+		case <-t.seen:
+		case <-ctx.Done():
+			return fmt.Errorf("the parent does not tick: %w", context.Cause(ctx))
+		}
+	}
+	return nil
 }
 
 // life is a console that notes when the first byte is written to it.

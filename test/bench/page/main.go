@@ -45,7 +45,7 @@ func run(results, source, docs string) error {
 // page fills the template.
 func (d *data) page(source string) ([]byte, error) {
 	t, err := template.New(filepath.Base(source)).Option("missingkey=error").Funcs(template.FuncMap{
-		"host": d.host, "table": d.table, "ms": d.ms, "kib": d.kib, "ratio": d.ratio, "floor": d.floorTable, "has": d.has,
+		"host": d.host, "table": d.table, "ms": d.ms, "kib": d.kib, "ratio": d.ratio, "floor": d.floorTable, "has": d.has, "goals": d.goalTable,
 	}).ParseFiles(source)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 // figure is a plot of medians: lines of one metric, a line a scenario, over a
 // number that belongs to each result.
 type figure struct {
-	file, title    string
+	file           string
 	where, metric  string
 	scenarios      []string
 	x              string
@@ -30,7 +31,7 @@ type figure struct {
 
 var figures = []figure{
 	{
-		file: "pause.svg", title: "Pause of the parent", where: result.Native, metric: result.Pause,
+		file: "pause.svg", where: result.Native, metric: result.Pause,
 		scenarios: []string{"floor-pooled", "fork-pooled", "fork-rewriting"},
 		x:         "dirty pages", value: func(l result.Line) int64 { return l.DirtyPages },
 		// One page belongs to a parent that runs.
@@ -38,21 +39,21 @@ var figures = []figure{
 		y:      "ms, median", scale: 1e3, logX: true,
 	},
 	{
-		file: "children.svg", title: "Time for each of n children", where: result.Native, metric: result.TimePerChild,
+		file: "children.svg", where: result.Native, metric: result.TimePerChild,
 		scenarios: []string{"floor-pooled", "fork-pooled"},
 		x:         "children", value: func(l result.Line) int64 { return int64(l.N) },
 		choose: func(l result.Line) bool { return l.DirtyPages == 1 },
 		y:      "ms, median", scale: 1e3, logX: true, fromZero: true,
 	},
 	{
-		file: "bytes.svg", title: "Memory of each of n children that idle", where: result.Native, metric: result.BytesPerChild,
+		file: "bytes.svg", where: result.Native, metric: result.BytesPerChild,
 		scenarios: []string{"floor-pooled", "fork-pooled"},
 		x:         "children", value: func(l result.Line) int64 { return int64(l.N) },
 		choose: func(l result.Line) bool { return l.N >= 10 },
 		y:      "KiB, median", scale: 1 << 10, logX: true, fromZero: true,
 	},
 	{
-		file: "depth.svg", title: "Fork to first instruction by generation", where: result.Native, metric: result.FirstInstruction,
+		file: "depth.svg", where: result.Native, metric: result.FirstInstruction,
 		scenarios: []string{"fork-pooled"},
 		x:         "generation", value: func(l result.Line) int64 { return int64(l.Depth) },
 		choose: func(l result.Line) bool { return l.N == 1 && l.DirtyPages == 10 },
@@ -96,13 +97,21 @@ func (f figure) points(lines []result.Line, scenario string) (xs, ys []float64) 
 	return xs, ys
 }
 
-// draw returns nothing if there is nothing to draw.
+// draw returns nothing if there is nothing to draw. The library's logarithmic
+// axis is none, so what is drawn is logarithms.
 func (f figure) draw(lines []result.Line) ([]byte, error) {
 	graph := chart.Chart{
-		Title: f.title, Width: 720, Height: 400,
+		Width: 720, Height: 400,
 		Background: chart.Style{Padding: chart.Box{Top: 40, Left: 20, Right: 20, Bottom: 20}},
 		XAxis:      chart.XAxis{Name: f.x},
 		YAxis:      chart.YAxis{Name: f.y, ValueFormatter: label},
+	}
+	x, y := math.Log10, math.Log10
+	if !f.logX {
+		x = linear
+	}
+	if f.fromZero {
+		y = linear
 	}
 	seen := map[float64]bool{}
 	var most, least float64 = 0, math.Inf(1)
@@ -111,27 +120,22 @@ func (f figure) draw(lines []result.Line) ([]byte, error) {
 		if len(xs) == 0 {
 			continue
 		}
+		for k := range xs {
+			seen[xs[k]] = true
+			most, least = max(most, ys[k]), min(least, ys[k])
+			xs[k], ys[k] = x(xs[k]), y(max(ys[k], 1e-6))
+		}
 		graph.Series = append(graph.Series, chart.ContinuousSeries{
 			Name: scenario, XValues: xs, YValues: ys,
 			Style: chart.Style{StrokeColor: chart.GetDefaultColor(i), StrokeWidth: 2, DotColor: chart.GetDefaultColor(i), DotWidth: 3},
 		})
-		for i := range xs {
-			seen[xs[i]] = true
-			most, least = max(most, ys[i]), min(least, ys[i])
-		}
 	}
 	if len(seen) < 2 {
 		return nil, nil
 	}
-	graph.XAxis.Ticks = ticks(seen)
-	if f.logX {
-		graph.XAxis.Range = &chart.LogarithmicRange{}
-	}
-	switch {
-	case f.fromZero:
-		graph.YAxis.Range = &chart.ContinuousRange{Min: 0, Max: most * 1.1}
-	case least > 0:
-		graph.YAxis.Range = &chart.LogarithmicRange{}
+	graph.XAxis.Ticks = ticks(seen, x)
+	graph.YAxis.Ticks = steps(most)
+	if !f.fromZero {
 		graph.YAxis.Ticks = decades(least, most)
 	}
 	graph.Elements = []chart.Renderable{chart.LegendThin(&graph)}
@@ -142,28 +146,44 @@ func (f figure) draw(lines []result.Line) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+func linear(v float64) float64 { return v }
+
 // ticks are where there are points.
-func ticks(seen map[float64]bool) []chart.Tick {
+func ticks(seen map[float64]bool, x func(float64) float64) []chart.Tick {
 	var all []chart.Tick
-	for x := range seen {
-		all = append(all, chart.Tick{Value: x, Label: label(x)})
+	for _, v := range slices.Sorted(maps.Keys(seen)) {
+		all = append(all, chart.Tick{Value: x(v), Label: label(v)})
 	}
-	slices.SortFunc(all, func(a, b chart.Tick) int { return int(math.Copysign(1, a.Value-b.Value)) })
 	return all
 }
 
-// decades are powers of ten around a range.
+// steps are four to ten round numbers from nothing to the most.
+func steps(most float64) []chart.Tick {
+	unit := math.Pow(10, math.Floor(math.Log10(max(most, 1e-3))))
+	if most < 2*unit {
+		unit /= 5
+	} else if most < 5*unit {
+		unit /= 2
+	}
+	all := []chart.Tick{{Label: label(0.)}}
+	for i := 1.; all[len(all)-1].Value < most; i++ {
+		all = append(all, chart.Tick{Value: i * unit, Label: label(i * unit)})
+	}
+	return all
+}
+
+// decades are powers of ten around a range, at their logarithms.
 func decades(least, most float64) []chart.Tick {
 	var all []chart.Tick
 	for e := math.Floor(math.Log10(least)); e <= math.Ceil(math.Log10(most)); e++ {
-		v := math.Pow(10, e)
-		all = append(all, chart.Tick{Value: v, Label: label(v)})
+		all = append(all, chart.Tick{Value: e, Label: label(math.Pow(10, e))})
 	}
 	return all
 }
 
-// label writes a number as short as it can be.
+// label writes a number with as many digits as it needs, but four behind the
+// point at most.
 func label(v any) string {
 	f, _ := v.(float64)
-	return strconv.FormatFloat(f, 'g', 4, 64)
+	return strconv.FormatFloat(math.Round(f*1e4)/1e4, 'f', -1, 64)
 }

@@ -20,7 +20,7 @@ const (
 	FirstReply       = "first_reply"       // a command had run in it and its exit was known
 	Pause            = "pause"             // how long the parent of a fork stood still
 	Restore          = "restore"           // state ready, less the pause
-	TimePerChild     = "time_per_child"    // until the last child's first instruction, by the number of children
+	TimePerChild     = "time_per_child"    // until the last child's first instruction, of a Linux guest its first life, by the number of children
 	Write            = "write"             // a snapshot was on disk
 
 	// What a child that idles adds: all of it, and its parts.
