@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/virtio"
@@ -19,6 +20,12 @@ const (
 	queueSize = 128
 	// eventQueueSize leaves room for the eight buffers of Linux.
 	eventQueueSize = 16
+
+	// The driver wants an interrupt for every TX packet that was taken, though
+	// only to free its memory. lazyTime is how long it has to wait for one
+	// that says nothing else, and maxLazy how many packets it has to wait for.
+	lazyTime = 5 * time.Millisecond
+	maxLazy  = queueSize / 4
 
 	// maxReplies is how many RST without a connection wait for RX buffers
 	// before TX is not consumed any more: as many as a driver must be able
@@ -88,6 +95,10 @@ type Device struct {
 	rx, tx, event *virtio.Queue // set while active; event may be nil
 	irq           devices.Interrupt
 	used          [numQueues]bool // pushed to since the last interrupt
+	lazy          int             // TX packets taken since then
+	lazyFor       time.Duration   // lazyTime, but in tests
+	waiting       bool            // hurry runs
+	hurry         *time.Timer     // until the interrupt for them; nil before the first
 	txArmed       bool            // the driver is to notify TX
 	rxArmed       bool            // the driver is to notify RX
 	carrying      bool            // a goroutine makes further passes
@@ -120,6 +131,7 @@ func New(cfg Config) (*Device, error) {
 		conns:     make(map[ports]*Conn),
 		listeners: make(map[uint32]*listener),
 		nextPort:  firstPort,
+		lazyFor:   lazyTime,
 	}
 	d.changed.L = &d.mu
 	return d, nil
@@ -159,7 +171,7 @@ func (d *Device) Activate(a virtio.Activation) error {
 	d.irq = a.Interrupt
 	d.active, d.broken = true, false
 	d.txArmed, d.rxArmed = false, true // unknown: the side that costs nothing
-	d.used = [numQueues]bool{}
+	d.used, d.lazy = [numQueues]bool{}, 0
 	d.changed.Broadcast()
 	d.pump()
 	return nil
@@ -189,6 +201,9 @@ func (d *Device) Reset() {
 func (d *Device) Quiesce() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.running() {
+		d.interruptNow() // a restored device would not know that it owes one
+	}
 	d.quiet = true
 }
 

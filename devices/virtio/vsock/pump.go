@@ -1,6 +1,8 @@
 package vsock
 
 import (
+	"time"
+
 	"github.com/forkvm/forkvm/devices/virtio"
 )
 
@@ -72,6 +74,7 @@ func (d *Device) consume() (more bool) {
 		}
 		d.receive(c)
 		d.push(queueTX, c.Head, 0)
+		d.lazy++
 	}
 	return true
 }
@@ -161,7 +164,36 @@ func (d *Device) push(queue int, head uint16, written uint32) {
 }
 
 // interrupt raises the interrupt if the driver wants one for what was pushed.
+// If it is only for TX packets that were taken, it can wait for another: in a
+// conversation there soon is one, and each costs the guest more than a packet.
 func (d *Device) interrupt() {
+	if d.used[queueRX] || d.used[queueEvent] || d.lazy >= maxLazy || d.lazyFor == 0 {
+		d.interruptNow()
+		return
+	}
+	if !d.used[queueTX] || d.waiting {
+		return
+	}
+	d.waiting = true
+	if d.hurry == nil {
+		d.hurry = time.AfterFunc(d.lazyFor, d.waited)
+	} else {
+		d.hurry.Reset(d.lazyFor)
+	}
+}
+
+// waited raises an interrupt that waited long enough. If there was another
+// meanwhile, or the device is quiet, there is none to raise.
+func (d *Device) waited() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting = false
+	if d.running() {
+		d.interruptNow()
+	}
+}
+
+func (d *Device) interruptNow() {
 	need := false
 	for i, q := range [numQueues]*virtio.Queue{d.rx, d.tx, d.event} {
 		if d.used[i] {
@@ -169,6 +201,7 @@ func (d *Device) interrupt() {
 			need = q.NeedInterrupt() || need
 		}
 	}
+	d.lazy = 0
 	if need {
 		d.irq.Trigger()
 	}
