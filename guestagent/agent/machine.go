@@ -29,14 +29,14 @@ type Machine interface {
 }
 
 // ThisMachine is the Machine that this process runs on. Using it takes root.
-var ThisMachine Machine = &thisMachine{random: -1, bootID: -1}
+var ThisMachine Machine = &thisMachine{random: -1}
 
-// thisMachine keeps open what each renewal needs: a fork's first reply waits
+// thisMachine keeps at hand what each renewal needs: a fork's first reply waits
 // for it, and to look a file up touches more memory than to use it.
 type thisMachine struct {
 	mu     sync.Mutex
-	random int // descriptors, -1 before their first use; guarded by mu
-	bootID int
+	random int    // a descriptor, -1 before its first use; guarded by mu
+	bootID []byte // the file with the boot id, nil before the first; guarded by mu
 }
 
 func (*thisMachine) SetClock(t time.Time) error {
@@ -88,33 +88,38 @@ func (m *thisMachine) NewBootID() error {
 	if err != nil {
 		return fmt.Errorf("agent: boot id: %w", err)
 	}
-	if m.bootID >= 0 {
-		if _, err := unix.Pwrite(m.bootID, id, 0); err != nil {
+	if m.bootID == nil {
+		if m.bootID, err = mountBootID(len(id)); err != nil {
 			return fmt.Errorf("agent: boot id: %w", err)
 		}
-		return nil
 	}
-	if m.bootID, err = mountBootID(id); err != nil {
-		return fmt.Errorf("agent: boot id: %w", err)
-	}
+	copy(m.bootID, id)
 	return nil
 }
 
-// mountBootID has the kernel's boot id read as what the returned descriptor
-// writes, which is id so far.
-func mountBootID(id []byte) (int, error) {
-	fd, err := unix.Open(bootIDFile, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, 0o444)
+// mountBootID has the kernel's boot id read as the size bytes that it returns.
+// Nobody else can change them or their number, by which they could vanish under
+// the hands of this process: the file has no other name, and that one is
+// read-only.
+func mountBootID(size int) ([]byte, error) {
+	fd, err := unix.Open(bootIDFile, unix.O_RDWR|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, 0o444)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
-	if _, err = unix.Pwrite(fd, id, 0); err == nil {
-		err = unix.Mount(bootIDFile, kernelBootID, "", unix.MS_BIND, "")
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, err
+	if err := unix.Mount(bootIDFile, kernelBootID, "", unix.MS_BIND, ""); err != nil {
+		return nil, err
 	}
-	return fd, nil
+	if err := unix.Mount("", kernelBootID, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return nil, err
+	}
+	if err := unix.Unlink(bootIDFile); err != nil {
+		return nil, err
+	}
+	return unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
 // newUUID draws a random UUID (RFC 9562, version 4), as the line of text that
