@@ -60,9 +60,13 @@ func (s *server) startProcess(req *proto.ExecRequest, w *proto.Writer) (*process
 	if req.Detach {
 		w = nil
 	}
-	p := s.fromSpare(req, w, program, dir, env)
+	own := s.spares.run(program, string(req.Args[0]))
+	var p *process
+	if own && req.TTY == nil && req.User == "" {
+		p = s.fromSpare(req, w, program, dir, env)
+	}
 	if p == nil {
-		p, err = s.fork(req, w, program, dir, env, acc)
+		p, err = s.fork(req, w, program, dir, env, acc, s.slack(own))
 	}
 	if err != nil {
 		return nil, err
@@ -73,7 +77,7 @@ func (s *server) startProcess(req *proto.ExecRequest, w *proto.Writer) (*process
 }
 
 // fork starts the command as a new process.
-func (s *server) fork(req *proto.ExecRequest, w *proto.Writer, program, dir string, env []string, acc account) (*process, error) {
+func (s *server) fork(req *proto.ExecRequest, w *proto.Writer, program, dir string, env []string, acc account, slack uintptr) (*process, error) {
 	p := &process{done: make(chan struct{})}
 	std, err := s.streams(p, req, w)
 	if err != nil {
@@ -84,13 +88,25 @@ func (s *server) fork(req *proto.ExecRequest, w *proto.Writer, program, dir stri
 		Setsid: true, Setctty: req.TTY != nil, Credential: acc.cred,
 	}}
 	p.cgroup = s.cgroup.get(attr.Sys)
-	p.pid, p.exited, err = s.reaper.start(program, proto.Strings(req.Args), attr)
+	p.pid, p.exited, err = s.reaper.start(program, proto.Strings(req.Args), attr, slack)
 	if err != nil {
 		std.closeOwn()
 		s.cgroup.put(p.cgroup)
 		return nil, startError(proto.StageExec, &os.PathError{Op: "exec", Path: program, Err: err})
 	}
 	return p, nil
+}
+
+// slack is the timer slack of a command, which may be one of this program's
+// own. What an ordinary process starts inherits its own.
+func (s *server) slack(own bool) uintptr {
+	switch {
+	case own:
+		return lazySlack
+	case s.opts.ReapAll:
+		return commandSlack
+	}
+	return 0
 }
 
 // workingDir resolves a command's directory, and fails if it is none.

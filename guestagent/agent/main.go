@@ -57,7 +57,10 @@ func isApplet() func() int {
 	if !isInitProgram() {
 		return nil
 	}
-	return func() int { return run(os.Args) }
+	return func() int {
+		restoreSlack()
+		return run(os.Args)
+	}
 }
 
 // isInitProgram reports whether this process runs the program of the guest's

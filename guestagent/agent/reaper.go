@@ -24,16 +24,19 @@ func newReaper(all bool) *reaper {
 	return &reaper{all: all, waiting: make(map[int]chan syscall.WaitStatus)}
 }
 
-// start starts a process as syscall.ForkExec does. The channel gets the status
-// once the process ended.
-func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
+// start starts a process as syscall.ForkExec does, with timers that may be late
+// by slack, see withSlack. The channel gets the status once the process ended.
+func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr, slack uintptr) (pid int, _ <-chan syscall.WaitStatus, err error) {
 	pidfd := -1
 	if !r.all {
 		attr.Sys.PidFD = &pidfd
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := r.fork(argv0, argv, attr)
+	err = withSlack(slack, func() error {
+		pid, err = syscall.ForkExec(argv0, argv, attr)
+		return err
+	})
 	if err != nil {
 		return 0, nil, err
 	}
@@ -43,17 +46,6 @@ func (r *reaper) start(argv0 string, argv []string, attr *syscall.ProcAttr) (int
 		go r.await(pid, pidfd)
 	}
 	return pid, exited, nil
-}
-
-func (r *reaper) fork(argv0 string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
-	if !r.all {
-		return syscall.ForkExec(argv0, argv, attr)
-	}
-	err = withCommandSlack(func() error {
-		pid, err = syscall.ForkExec(argv0, argv, attr)
-		return err
-	})
-	return pid, err
 }
 
 // signal sends sig to the process group that pid leads. It fails with

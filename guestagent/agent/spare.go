@@ -142,7 +142,7 @@ func (s *server) startSpare() (*spare, error) {
 	defer std.closeChild()
 	attr := &syscall.ProcAttr{Dir: "/", Files: std.child[:], Sys: &syscall.SysProcAttr{Setsid: true}}
 	p.cgroup = s.cgroup.get(attr.Sys)
-	p.pid, p.exited, err = s.reaper.start(s.spares.program, []string{spareName, strings.Repeat("-", spareArgs)}, attr)
+	p.pid, p.exited, err = s.reaper.start(s.spares.program, []string{spareName, strings.Repeat("-", spareArgs)}, attr, lazySlack)
 	if err != nil {
 		std.closeOwn()
 		s.cgroup.put(p.cgroup)
@@ -157,12 +157,9 @@ func (s *server) startSpare() (*spare, error) {
 	return sp, nil
 }
 
-// fromSpare makes the spare the command that req asks for. It returns nil if
-// there is no spare or the command cannot be one.
+// fromSpare makes the spare the command that req asks for, which is one that it
+// can become. It returns nil if there is no spare.
 func (s *server) fromSpare(req *proto.ExecRequest, w *proto.Writer, program, dir string, env []string) *process {
-	if req.TTY != nil || req.User != "" || !s.spares.runs(program, string(req.Args[0])) {
-		return nil
-	}
 	sp := s.spares.take()
 	if sp == nil {
 		return nil
@@ -182,9 +179,9 @@ func (s *server) fromSpare(req *proto.ExecRequest, w *proto.Writer, program, dir
 	return p
 }
 
-// runs reports whether a program, started under the name argv0, is a command
+// run reports whether a program, started under the name argv0, is a command
 // that a spare can become.
-func (s *spares) runs(program, argv0 string) bool {
+func (s *spares) run(program, argv0 string) bool {
 	if s.program == "" || !applet.Shares(filepath.Base(argv0)) {
 		return false
 	}
@@ -213,9 +210,7 @@ func isSpare() bool {
 func runSpare() int {
 	memory := argsMemory()
 	showCommand(memory, []string{spareName})
-	if relaxTimers() == nil {
-		applet.TimerSlack = commandSlack
-	}
+	restoreSlack()
 	for {
 		req, err := readSpareRequest(os.Stdin)
 		switch {

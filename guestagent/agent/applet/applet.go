@@ -33,9 +33,9 @@ type entry struct {
 	run  func(s *stdio, args []string) error // args without the name
 	core func() core.Command
 
-	// alone commands need a process that was started for them: they start
-	// programs with code that does not know of TimerSlack, or draw random
-	// names.
+	// alone commands need a process that was started for them, with timers as
+	// exact as usual: they start programs with code that does not know of
+	// TimerSlack, draw random names, or are about time.
 	alone bool
 }
 
@@ -67,7 +67,8 @@ func Find(name string) func(args []string) int {
 var TimerSlack uintptr
 
 // Shares reports whether there is a command of this name that may run in a
-// process which was started before anybody asked for it.
+// process which was started before anybody asked for it, and whose timers are
+// not exact.
 func Shares(name string) bool {
 	e := lookup(name)
 	return e != nil && !e.alone

@@ -69,7 +69,7 @@ var table = [...]entry{
 	{name: "sh", run: sh},
 	{name: "sha256sum", run: sha256sum},
 	{name: "shasum", core: shasum.New},
-	{name: "sleep", run: sleep},
+	{name: "sleep", run: sleep, alone: true},
 	{name: "sort", run: sortCmd},
 	{name: "stty", run: stty},
 	{name: "sync", run: syncCmd},
