@@ -107,9 +107,6 @@ func (s *Session) Measure(r Request) (Sample, error) {
 }
 
 func (s *Session) fork(r Request) (Sample, error) {
-	if err := s.parent.Round(); err != nil {
-		return Sample{}, err
-	}
 	runtime.GC() // none while it is measured
 	before, err := usage(r)
 	if err != nil {
@@ -118,6 +115,12 @@ func (s *Session) fork(r Request) (Sample, error) {
 	var pool *Pool
 	if r.Kind == Pooled {
 		if pool, err = s.parent.Prepare(r.N); err != nil {
+			return Sample{}, err
+		}
+	}
+	// Last, so that the CPU's caches hold what a parent that runs has there.
+	for range 2 {
+		if err := s.parent.Round(); err != nil {
 			return Sample{}, err
 		}
 	}
