@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -9,62 +8,61 @@ import (
 
 const (
 	// maxIdle is how many goroutines of a crew stay when they have nothing to
-	// do.
-	maxIdle = 2
-	// stackRoom is what operations find on the stack, in bytes, without
-	// having to grow it.
+	// do: as many as a command keeps busy, and some.
+	maxIdle = 6
+	// stackRoom is what work finds on the stack, in bytes, without having to
+	// grow it.
 	stackRoom = 4 << 10
 )
 
-// crew handles connections, each on a goroutine. Some goroutines stay for the
-// next, with the stack that they have grown: growing one reads tables of every
-// function on it, which in a fork is most of the memory that a short operation
-// touches.
+// crew is goroutines that stay for the next piece of work with the stack that
+// they have grown: growing one reads tables of every function on it, which in a
+// fork is most of the memory that a short operation touches.
 type crew struct {
-	ctx    context.Context
-	handle func(context.Context, net.Conn)
-	next   chan net.Conn // to a goroutine that has nothing to do
-	idle   atomic.Int32
-	all    sync.WaitGroup
+	done <-chan struct{} // closed when they are to go
+	next chan func()     // to a goroutine that has nothing to do
+	idle atomic.Int32
 }
 
-func newCrew(ctx context.Context, handle func(context.Context, net.Conn)) *crew {
-	return &crew{ctx: ctx, handle: handle, next: make(chan net.Conn)}
+func newCrew(done <-chan struct{}) *crew {
+	return &crew{done: done, next: make(chan func())}
 }
 
-// take has a connection handled.
-func (c *crew) take(nc net.Conn) {
+// run runs f on a goroutine.
+func (c *crew) run(f func()) {
 	select {
-	case c.next <- nc:
+	case c.next <- f:
 	default:
-		c.all.Go(func() { c.work(nc) })
+		go onGrownStack(func() { c.work(f) })
 	}
 }
 
-// wait returns when all goroutines have ended, which they do after ctx has.
-func (c *crew) wait() { c.all.Wait() }
-
-// work handles nc and then what comes, until enough others wait for that.
-//
-//go:noinline
-func (c *crew) work(nc net.Conn) {
-	// The runtime takes back what is not used of a goroutine's stack: this is.
-	var room [stackRoom]byte
-	use(&room)
-	defer use(&room)
+// work runs f and then what comes, until enough others wait for that.
+func (c *crew) work(f func()) {
 	for {
-		c.handle(c.ctx, nc)
+		f()
 		if c.idle.Add(1) > maxIdle {
 			c.idle.Add(-1)
 			return
 		}
 		select {
-		case nc = <-c.next:
+		case f = <-c.next:
 			c.idle.Add(-1)
-		case <-c.ctx.Done():
+		case <-c.done:
 			return
 		}
 	}
+}
+
+// onGrownStack calls f with room on the stack. The runtime takes back what is
+// not used of a goroutine's stack: this is, as long as f runs.
+//
+//go:noinline
+func onGrownStack(f func()) {
+	var room [stackRoom]byte
+	use(&room)
+	f()
+	use(&room)
 }
 
 //go:noinline

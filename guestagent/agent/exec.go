@@ -26,17 +26,17 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 	}
 	// Before the first output. If it fails the reader below will notice.
 	_ = c.w.WriteValue(proto.TypeReply, &proto.Started{ID: p.id, PID: p.pid})
-	go func() {
+	s.crew.run(func() {
 		p.run(req.Timeout, func() { s.kill(p) })
 		s.procs.ended(p)
 		s.cgroup.put(p.cgroup)
 		s.spares.prepare()
-	}()
+	})
 	if req.Detach {
 		return nil
 	}
 	gone := make(chan error, 1)
-	go func() { gone <- c.readInput(p, req.Stdin) }()
+	s.crew.run(func() { gone <- c.readInput(p, req.Stdin) })
 	select {
 	case <-p.done:
 		return c.finish(p.exit, gone)

@@ -42,7 +42,7 @@ type process struct {
 func (p *process) pump() {
 	p.over = make(chan struct{})
 	for _, o := range p.outs {
-		p.pumps.Go(func() { o.pump(p.over) })
+		p.pumps.Go(func() { onGrownStack(func() { o.pump(p.over) }) })
 	}
 }
 

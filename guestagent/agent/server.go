@@ -95,6 +95,7 @@ type server struct {
 	cgroup *cgroups
 	slots  chan struct{} // one token a connection
 	conns  connSet
+	crew   *crew // while it serves
 	spares spares
 	// onPanic is deferred by each operation. PID 1 has one; elsewhere a panic
 	// is the process's.
@@ -135,7 +136,8 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 		defer stop() // after the last command was killed and collected
 		go s.reaper.run(reaping)
 	}
-	crew := newCrew(ctx, s.handle)
+	s.crew = newCrew(ctx.Done())
+	var work sync.WaitGroup
 	var failure error
 	for {
 		nc, err := l.Accept()
@@ -153,12 +155,16 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 			}
 			break
 		}
-		crew.take(nc)
+		work.Add(1)
+		s.crew.run(func() {
+			defer work.Done()
+			s.handle(ctx, nc)
+		})
 	}
 	cancel()
 	l.Close()
 	s.conns.closeAll()
-	crew.wait()
+	work.Wait()
 	s.spares.close()
 	s.killAll()
 	s.cgroup.close()

@@ -207,10 +207,15 @@ func isSpare() bool {
 
 // runSpare waits for a command line, becomes that command and returns its exit
 // code.
-func runSpare() int {
+func runSpare() (code int) {
 	memory := argsMemory()
 	showCommand(memory, []string{spareName})
 	restoreSlack()
+	onGrownStack(func() { code = awaitCommand(memory) })
+	return code
+}
+
+func awaitCommand(memory []byte) int {
 	for {
 		req, err := readSpareRequest(os.Stdin)
 		switch {
