@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,6 +52,16 @@ func TestNothingLeaks(t *testing.T) {
 		for range events {
 		}
 	}
+	// The agent keeps some goroutines for what comes: as many as it ever will.
+	var crowd sync.WaitGroup
+	for range 10 {
+		crowd.Go(func() {
+			if err := c.CommandContext(within(t, 20*time.Second), "true").Run(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	crowd.Wait()
 	round()
 	settle := func() (fds, goroutines int) {
 		awaitIdle(t, c)
