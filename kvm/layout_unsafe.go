@@ -60,6 +60,7 @@ var (
 	_ = [1]int{}[unsafe.Sizeof(MSREntry{})-16]
 	_ = [1]int{}[unsafe.Sizeof(CPUIDEntry2{})-40]
 	_ = [1]int{}[unsafe.Sizeof(MPState{})-4]
+	_ = [1]int{}[unsafe.Sizeof(preFaultMemory{})-64]
 	_ = [1]int{}[unsafe.Sizeof(VCPUEvents{})-64]
 	_ = [1]int{}[unsafe.Sizeof(TranslationResult{})-24]
 	_ = [1]int{}[unsafe.Sizeof(GuestDebug{})-72]

@@ -60,6 +60,7 @@ func TestRequestNumbers(t *testing.T) {
 		{reqSetCPUID2, 0x4008ae90},
 		{reqGetCPUID2, 0xc008ae91},
 		{reqGetMPState, 0x8004ae98},
+		{reqPreFaultMemory, 0xc040aed5},
 		{reqSetMPState, 0x4004ae99},
 		{reqNMI, 0xae9a},
 		{reqSetGuestDebug, 0x4048ae9b},

@@ -162,6 +162,22 @@ func (c *VCPU) KVMClockCtrl() error {
 	return err
 }
 
+// preFaultMemory is kvm_pre_fault_memory.
+type preFaultMemory struct {
+	gpa, size, flags uint64
+	_                [5]uint64
+}
+
+// PreFaultMemory issues KVM_PRE_FAULT_MEMORY: the range, of whole pages, is
+// mapped for the guest as if it had read all of it. It returns how many bytes
+// were; fewer than size with an error, EINTR among them. EOPNOTSUPP says that
+// this host shadows page tables. See [CapPreFaultMemory].
+func (c *VCPU) PreFaultMemory(gpa, size uint64) (uint64, error) {
+	m := preFaultMemory{gpa: gpa, size: size}
+	_, err := exchange(&c.fd, reqPreFaultMemory, &m)
+	return m.gpa - gpa, err
+}
+
 // TSCKHz issues KVM_GET_TSC_KHZ on the vCPU.
 func (c *VCPU) TSCKHz() (uint32, error) {
 	khz, err := c.fd.call(reqGetTSCKHz, 0)

@@ -396,6 +396,21 @@ func TestTSCOffset(t *testing.T) {
 	}
 }
 
+func TestPreFaultMemory(t *testing.T) {
+	sys, g := newVCPU(t)
+	has, err := sys.CheckExtension(kvm.CapPreFaultMemory)
+	check(t, err)
+	n, err := g.VCPU.PreFaultMemory(0, 4096)
+	switch {
+	case has == 0:
+		if err == nil {
+			t.Error("memory was mapped by a KVM that does not offer it")
+		}
+	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) || err == nil && n != 4096:
+		t.Errorf("PreFaultMemory() = %d, %v", n, err)
+	}
+}
+
 func TestKVMClockCtrl(t *testing.T) {
 	_, g := newVCPU(t)
 	if err := g.VCPU.KVMClockCtrl(); !errors.Is(err, unix.EINVAL) {

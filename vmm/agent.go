@@ -93,6 +93,15 @@ func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return &guestConn{conn.(halfCloser), vm}, nil
 }
 
+// Close is the end of a command, more often than not.
+func (c *guestConn) Close() error {
+	err := c.halfCloser.Close()
+	if c.vm.Timings().AgentReady > 0 {
+		c.vm.recordFootprint()
+	}
+	return err
+}
+
 // Listen takes connections that processes in the guest make to a vsock port
 // of the host, context id 2.
 func (vm *VM) Listen(port uint32) (net.Listener, error) { return vm.board.Load().vsock.Listen(port) }

@@ -18,10 +18,11 @@ import (
 // memory as shared immutable layers. Any number of machines can be started
 // from it, at any time. It is immutable and safe for concurrent use.
 type Image struct {
-	cfg   Config
-	state *machineState
-	info  client.Info // of the agent
-	pool  *shellPool
+	cfg    Config
+	state  *machineState
+	info   client.Info // of the agent
+	prints *footprint
+	pool   *shellPool
 
 	parent string // snapshot that the machine was restored from or last saved to; may be empty
 	loaded time.Duration
@@ -121,7 +122,7 @@ func (vm *VM) captureAll() (*Image, error) {
 		return nil, err
 	}
 	defer mem.abandon()
-	image := &Image{cfg: vm.cfg, info: vm.info}
+	image := &Image{cfg: vm.cfg, info: vm.info, prints: vm.footprint}
 	if id := vm.lineage.Load(); id != nil {
 		image.parent = *id
 	}
@@ -240,11 +241,15 @@ func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM
 		return nil, err
 	}
 	vm.pool, vm.origin, vm.info = i.pool.join(), i.state, i.info
+	vm.footprint = i.prints
 	vm.lineage.Store(&i.parent)
 	vm.timings = Timings{
 		Load: i.loaded, Create: time.Since(created), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty, CopiedPages: i.copied,
 	}
-	if err := vm.goOn(ctx, func(*vcpu) error { return nil }); err != nil {
+	prepare, wait := vm.prefault()
+	err = vm.goOn(ctx, prepare)
+	wait()
+	if err != nil {
 		return nil, errors.Join(err, vm.Close())
 	}
 	return vm, nil

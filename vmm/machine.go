@@ -44,6 +44,9 @@ type VM struct {
 	origin *machineState // guarded by turn: what a reset goes back to; nil if it was booted
 	pool   *shellPool    // guarded by turn: nil until the first capture
 
+	footprint *footprint  // of children of this line of forks; nil for a bare guest
+	recorded  atomic.Bool // this child's was looked at
+
 	lineage atomic.Pointer[string] // id of the snapshot it descends from
 
 	timingsMu sync.Mutex
@@ -177,6 +180,7 @@ func (vm *VM) boot(ctx context.Context, cmdline string) error {
 	}
 	vm.time(func(t *Timings) { t.Load = time.Since(start) })
 	vm.cfg.Initramfs = nil // it is in the guest's memory; no child needs it
+	vm.footprint = newFootprint(vm.cfg)
 	if vm.cfg.Bare {
 		vm.time(func(t *Timings) { t.StateReady = time.Since(vm.begin) })
 		vm.run()

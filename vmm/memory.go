@@ -123,6 +123,8 @@ func (m *memory) adoptCompact(table *snapshot.Table) {
 }
 
 func (m *memory) close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	_ = mappings.resize(&m.mappings, 0)
 	for _, t := range []*snapshot.Table{m.birth, m.table, m.base} {
 		if t != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/guestagent/proto"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -125,11 +126,15 @@ func imageOf(stored *snapshot.Snapshot, o LoadOptions) (*Image, error) {
 		return nil, fmt.Errorf("%w: memory of %d bytes in place of %d, %d disks in place of 0",
 			snapshot.ErrCorrupt, stored.Memory.Size(), cfg.Memory, len(stored.Disks))
 	}
+	if !cfg.Bare && c.Agent.Version != proto.Version {
+		return nil, fmt.Errorf("%w: its agent speaks version %d of the protocol, this program version %d",
+			snapshot.ErrIncompatible, c.Agent.Version, proto.Version)
+	}
 	st, err := decodeState(stored.Sections, cfg.VCPUs)
 	if err != nil {
 		return nil, err
 	}
-	image := &Image{cfg: cfg, state: st, info: c.Agent, parent: stored.ID, table: stored.Memory.Retain()}
+	image := &Image{cfg: cfg, state: st, info: c.Agent, prints: newFootprint(cfg), parent: stored.ID, table: stored.Memory.Retain()}
 	image.pool = joinPool(specOf(cfg, st.kvm.CPUID, st.msrs), cfg.Spare)
 	return image, nil
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/guestagent/proto"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -137,6 +139,16 @@ func TestRestoreRefusesWhatThisHostLacks(t *testing.T) {
 				t.Errorf("Restore: %v, want %v", err, c.want)
 			}
 		})
+	}
+	// Nor does it start one whose agent it cannot talk to.
+	talks := &Image{cfg: image.cfg, state: image.state, table: image.table, info: client.Info{Version: proto.Version + 1}}
+	talks.cfg.Bare = false
+	info, err := talks.Save(t.Context(), store, SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(t.Context(), store, info.ID, LoadOptions{}); !errors.Is(err, snapshot.ErrIncompatible) {
+		t.Errorf("an agent of another version: %v", err)
 	}
 	// Nothing of that stays, and what is right still starts.
 	vm2, err := Restore(t.Context(), store, save(func(*machineState) {}), StartOptions{})
