@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 	"time"
 
@@ -11,13 +10,13 @@ import (
 	"github.com/forkvm/forkvm/vmm"
 )
 
-// disk measures snapshots of the parent of forks, and machines that go on from
+// disk measures snapshots of the parents of forks, and machines that go on from
 // one.
 type disk struct {
 	ours  *forkvm
 	dir   string
-	store *snapshot.Store // nil at first
-	kept  string          // the snapshot that machines go on from
+	store *snapshot.Store    // nil at first
+	kept  map[*parent]string // the snapshots that machines go on from
 }
 
 func (d *disk) close() {
@@ -26,34 +25,36 @@ func (d *disk) close() {
 	}
 }
 
-// prepare takes the snapshot that machines go on from, and has its layers
+// prepare takes the snapshots that machines go on from, and has their layers
 // verified.
-func (d *disk) prepare(ctx context.Context) error {
+func (d *disk) prepare(ctx context.Context) (err error) {
 	if d.store != nil {
 		return nil
 	}
-	store, err := snapshot.Open(filepath.Join(d.dir, "store"))
-	if err != nil {
+	if d.store, err = snapshot.Open(filepath.Join(d.dir, "store")); err != nil {
 		return err
 	}
-	d.store = store
-	err = d.ours.awake(ctx, func() error {
-		info, err := d.ours.parent.Snapshot(ctx, store, vmm.SnapshotOptions{})
-		d.kept = info.ID
-		return err
-	})
-	if err != nil {
-		return err
+	d.kept = make(map[*parent]string)
+	for _, p := range []*parent{d.ours.idle, d.ours.ticking} {
+		err := p.awake(ctx, func(vm *vmm.VM) error {
+			info, err := vm.Snapshot(ctx, d.store, vmm.SnapshotOptions{})
+			d.kept[p] = info.ID
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		image, err := d.load(ctx, p)
+		if err != nil {
+			return err
+		}
+		image.Close()
 	}
-	image, err := d.load(ctx)
-	if err != nil {
-		return err
-	}
-	return image.Close()
+	return nil
 }
 
-func (d *disk) load(ctx context.Context) (*vmm.Image, error) {
-	return vmm.Load(ctx, d.store, d.kept, vmm.LoadOptions{Spare: -1})
+func (d *disk) load(ctx context.Context, p *parent) (*vmm.Image, error) {
+	return vmm.Load(ctx, d.store, d.kept[p], vmm.LoadOptions{Spare: -1})
 }
 
 // snapshot stores the parent, of whose memory the store has all but what it has
@@ -62,9 +63,9 @@ func (d *disk) snapshot(ctx context.Context, r *result.Recorder) error {
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}
-	return d.ours.awake(ctx, func() error {
+	return d.ours.idle.awake(ctx, func(vm *vmm.VM) error {
 		begin := time.Now()
-		image, err := d.ours.parent.Capture(ctx)
+		image, err := vm.Capture(ctx)
 		if err != nil {
 			return err
 		}
@@ -81,21 +82,45 @@ func (d *disk) snapshot(ctx context.Context, r *result.Recorder) error {
 	})
 }
 
-// restore starts a machine from disk and runs a command in it.
+// restore starts machines from disk, in KVM machines that were made ahead.
 func (d *disk) restore(ctx context.Context, r *result.Recorder) error {
-	if err := errors.Join(d.prepare(ctx), d.ours.parent.Prepare(ctx, 1)); err != nil {
+	if err := d.prepare(ctx); err != nil {
+		return err
+	}
+	for _, p := range []*parent{d.ours.idle, d.ours.ticking} {
+		if err := d.restoreOne(ctx, r, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *disk) restoreOne(ctx context.Context, r *result.Recorder, p *parent) error {
+	if err := p.vm.Prepare(ctx, 1); err != nil {
 		return err
 	}
 	begin := time.Now()
-	image, err := d.load(ctx)
+	image, err := d.load(ctx, p)
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	var child forked
-	defer child.close()
-	if err := child.start(ctx, image, begin); err != nil {
+	k := result.Key{Scenario: restoreDisk, N: 1, Depth: 1}
+	if p.ticking {
+		alive, err := startToLife(ctx, image, begin)
+		k.Metric = result.FirstLife
+		r.Time(k, alive, 0)
 		return err
 	}
-	return child.record(ctx, r, result.Key{Scenario: restoreDisk, N: 1, Depth: 1}, 0, begin)
+	called := time.Since(begin)
+	vm, err := image.Start(ctx, vmm.StartOptions{})
+	if err != nil {
+		return err
+	}
+	defer vm.Close()
+	if err := reply(ctx, vm); err != nil {
+		return err
+	}
+	addTimes(r, k, called, vm.Timings(), time.Since(begin), 0)
+	return nil
 }

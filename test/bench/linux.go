@@ -48,7 +48,7 @@ func linuxCommand(ctx context.Context, o options, _ []string) error {
 	}
 	r := result.NewRecorder()
 	p := &phases{}
-	ours := &forkvm{g: g, forks: o.forks, phases: p}
+	ours := newForkvm(g, o.forks, p)
 	defer ours.close()
 	stored := &disk{ours: ours, dir: dir}
 	defer stored.close()
