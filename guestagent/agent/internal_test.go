@@ -4,7 +4,14 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"os"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/guestagent/proto"
 )
 
 // TestRing compares the ring with what it stands for: the end of a slice.
@@ -110,3 +117,55 @@ func TestLoadModulesReportsEach(t *testing.T) {
 }
 
 func writeFile(name, text string) error { return os.WriteFile(name, []byte(text), 0o644) }
+
+// TestOutputWaitsForTheReply checks that what a spare writes as soon as it has
+// its command is read, but not delivered before the client was told of it.
+func TestOutputWaitsForTheReply(t *testing.T) {
+	s := newServer(Options{})
+	p := &process{done: make(chan struct{})}
+	var sent lockedBuffer
+	std, err := s.streams(p, &proto.ExecRequest{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.pumpLater()
+	for _, o := range p.outs {
+		o.connect(proto.NewWriter(&sent))
+	}
+	if _, err := unix.Write(int(std.child[1]), []byte("early")); err != nil {
+		t.Fatal(err)
+	}
+	for unread := 1; unread > 0; {
+		if unread, err = unix.IoctlGetInt(int(std.child[1]), unix.TIOCINQ); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := sent.String(); got != "" {
+		t.Errorf("delivered before run: %q", got)
+	}
+	exited := make(chan syscall.WaitStatus, 1)
+	exited <- 0
+	p.exited = exited
+	std.closeChild()
+	p.run(0, nil)
+	if got := sent.String(); !strings.HasSuffix(got, "early") {
+		t.Errorf("delivered after run: %q", got)
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

@@ -28,8 +28,9 @@ var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 // output is one output stream of a command: it goes to the client that started
 // the command for as long as that is connected, and to a ring otherwise.
 type output struct {
-	typ  proto.Type // TypeStdout or TypeStderr
-	file *os.File   // the read end of the pipe, or the terminal
+	typ  proto.Type      // TypeStdout or TypeStderr
+	file *os.File        // the read end of the pipe, or the terminal
+	flow <-chan struct{} // closed when output may be delivered; nil: at once
 
 	mu    sync.Mutex
 	moved sync.Cond     // signals a change of ring or ended
@@ -44,7 +45,7 @@ func newOutput(typ proto.Type, f *os.File, live *proto.Writer, keep int) *output
 	return o
 }
 
-// connect has what comes from now on go to w, which may be nil.
+// connect has what is delivered from now on go to w, which may be nil.
 func (o *output) connect(w *proto.Writer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -135,6 +136,9 @@ func (o *output) drain(buf []byte) bool {
 func (o *output) deliver(b []byte) {
 	if len(b) == 0 {
 		return
+	}
+	if o.flow != nil {
+		<-o.flow
 	}
 	o.mu.Lock()
 	live := o.live

@@ -36,6 +36,17 @@ type process struct {
 
 	pumps sync.WaitGroup
 	over  chan struct{} // closed when the command has ended; nil: no pump runs
+	flow  chan struct{} // closed when the pumps may deliver; nil: at once
+}
+
+// pumpLater has the command's output read from now on, but delivered when run is
+// called.
+func (p *process) pumpLater() {
+	p.flow = make(chan struct{})
+	for _, o := range p.outs {
+		o.flow = p.flow
+	}
+	p.pump()
 }
 
 // pump has the command's output moved from now on.
@@ -44,6 +55,15 @@ func (p *process) pump() {
 	for _, o := range p.outs {
 		p.pumps.Go(func() { onGrownStack(func() { o.pump(p.over) }) })
 	}
+}
+
+// discardOutput ends the pumps of a process that is not to be run.
+func (p *process) discardOutput() {
+	for _, o := range p.outs {
+		o.connect(nil)
+	}
+	close(p.flow)
+	p.endPumps()
 }
 
 // endPumps returns when all that a command that has ended wrote was moved.
@@ -67,7 +87,9 @@ func (p *process) run(timeout time.Duration, kill func()) {
 			kill()
 		}).Stop()
 	}
-	if p.over == nil {
+	if p.flow != nil {
+		close(p.flow)
+	} else {
 		p.pump()
 	}
 	if p.stdin != nil {

@@ -94,6 +94,7 @@ func (p *pipes) dial(ctx context.Context) (net.Conn, error) {
 // servePipes is serve on connections that buffer nothing.
 func servePipes(t testing.TB, o agent.Options) *client.Client {
 	t.Helper()
+	t.TempDir() // so that the agent is gone before the test's directories are
 	p := newPipes()
 	serveOn(t, p, o)
 	return client.New(p.dial)

@@ -120,7 +120,7 @@ func (s *spares) close() {
 func (sp *spare) discard() {
 	sp.request.Close() // at which it exits
 	<-sp.process.exited
-	sp.process.endPumps()
+	sp.process.discardOutput()
 	sp.release()
 }
 
@@ -148,7 +148,7 @@ func (s *server) startSpare() (*spare, error) {
 		s.cgroup.put(p.cgroup)
 		return nil, err
 	}
-	p.pump()
+	p.pumpLater()
 	sp := &spare{p, p.stdin.file, func() { s.cgroup.put(p.cgroup) }}
 	if err := sp.send(proto.ExecRequest{}); err != nil { // at which it gets ready
 		sp.discard()
