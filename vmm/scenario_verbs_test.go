@@ -15,11 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// everyVerb does once all that can be done to a machine, and returns how many
-// machines there were.
+// everyVerb does once all that can be done to a machine.
 func everyVerb(t *testing.T) {
 	t.Helper()
-	vm := startMicro(t, guestSweep)
+	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 1)
 	store := openStore(t, filepath.Join(t.TempDir(), "store"))
 	info, err := vm.Snapshot(t.Context(), store, SnapshotOptions{Label: "verbs"})
@@ -43,9 +42,6 @@ func everyVerb(t *testing.T) {
 		pause(t, m)
 		if _, err := m.Snapshot(t.Context(), store, SnapshotOptions{}); err != nil {
 			t.Fatal(err)
-		}
-		if page, bad := torn(func(gpa uint64) uint64 { return word(t, m, gpa) }); bad {
-			t.Errorf("page %d is of another instant", page)
 		}
 		resume(t, m)
 	}
@@ -112,6 +108,12 @@ func confined(t *testing.T) {
 		t.Errorf("a hundred machines of 128 descriptors: %v", err)
 	}
 	awaitCounter(t, vm, counter(t, vm))
+	restore := limit(t, unix.RLIMIT_FSIZE, MinMemory/4)
+	if children, err := vm.Fork(t.Context(), 1); !errors.Is(err, unix.EFBIG) || children != nil {
+		t.Errorf("memory larger than a file may be: %v", err)
+	}
+	restore()
+	awaitCounter(t, vm, counter(t, vm))
 	forkAndClose(t, vm, 1)
 	if !t.Failed() {
 		fmt.Println("confined: done")
@@ -131,7 +133,6 @@ func TestScenarioP06VerbsAtOnce(t *testing.T) {
 			t.Errorf("page %d is of another instant", page)
 		}
 		resume(t, m)
-		awaitCounter(t, m, counter(t, m))
 		closeVM(t, m)
 	}
 	verbs := []func() error{
