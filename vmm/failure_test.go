@@ -32,9 +32,9 @@ func limit(t *testing.T, resource int, to uint64) (restore func()) {
 	}
 }
 
-// TestForkWithoutDescriptorsLeavesTheParentRunning runs out of descriptors at
+// TestScenarioB21ForkWithoutDescriptors runs out of descriptors at
 // every point of a fork, one after the other.
-func TestForkWithoutDescriptorsLeavesTheParentRunning(t *testing.T) {
+func TestScenarioB21ForkWithoutDescriptors(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 10)
 	forkAndClose(t, vm, 1) // what the process and the machine open once
@@ -70,7 +70,7 @@ func TestForkWithoutDescriptorsLeavesTheParentRunning(t *testing.T) {
 	}
 }
 
-func TestForkWithoutAddressSpaceLeavesTheParentRunning(t *testing.T) {
+func TestScenarioB21ForkWithoutAddressSpace(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 10)
 	statm, err := os.ReadFile("/proc/self/statm")

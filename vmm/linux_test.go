@@ -191,7 +191,7 @@ func ask(t testing.TB, vm *VM, question string) helperState {
 	return s
 }
 
-func TestKernelsBootAndAnswer(t *testing.T) {
+func TestScenarioP01KernelsBootAndAnswer(t *testing.T) {
 	for name, kind := range map[string]*guestKind{"minimal": minimal, "debian": debian} {
 		t.Run(name, func(t *testing.T) {
 			vm := kind.fork(t)
@@ -394,7 +394,7 @@ func TestChainOfForksFiveDeep(t *testing.T) {
 	}
 }
 
-func TestTwoForksWithWritesBetween(t *testing.T) {
+func TestScenarioB24TwoForksWithWritesBetween(t *testing.T) {
 	vm := minimal.fork(t)
 	startHelper(t, vm)
 	first := ask(t, vm, "state").Hash
@@ -409,7 +409,7 @@ func TestTwoForksWithWritesBetween(t *testing.T) {
 	}
 }
 
-func TestChildrenDrawDifferentRandomness(t *testing.T) {
+func TestScenarioM28ChildrenDrawDifferentRandomness(t *testing.T) {
 	parent := minimal.fork(t)
 	read := []string{"sh", "-c", "dd if=/dev/urandom bs=32 count=1 2>/dev/null | sha256sum; cat /proc/sys/kernel/random/uuid /proc/sys/kernel/random/boot_id"}
 	machines := append(forks(t, parent, 8), parent)
@@ -436,7 +436,7 @@ func TestChildrenDrawDifferentRandomness(t *testing.T) {
 	}
 }
 
-func TestWallClockOfChildren(t *testing.T) {
+func TestScenarioM05WallClockOfChildren(t *testing.T) {
 	parent := minimal.fork(t)
 	startHelper(t, parent)
 	const off = 500 * time.Millisecond
@@ -449,7 +449,7 @@ func TestWallClockOfChildren(t *testing.T) {
 	}
 }
 
-func TestOpenConnectionDiesInTheChildAndLivesInTheParent(t *testing.T) {
+func TestScenarioM14OpenConnectionDiesInTheChild(t *testing.T) {
 	parent := minimal.fork(t)
 	cmd := parent.CommandContext(t.Context(), "cat")
 	in, err := cmd.StdinPipe()
@@ -490,9 +490,9 @@ func TestOpenConnectionDiesInTheChildAndLivesInTheParent(t *testing.T) {
 	}
 }
 
-// TestGuestConnectionAndListenerOverAFork has a process of the guest hold a
+// TestScenarioM14GuestConnectionAndListener has a process of the guest hold a
 // connection to the host, and another listen.
-func TestGuestConnectionAndListenerOverAFork(t *testing.T) {
+func TestScenarioM14GuestConnectionAndListener(t *testing.T) {
 	parent := minimal.fork(t)
 	l, err := parent.Listen(holdPort)
 	if err != nil {
@@ -533,7 +533,7 @@ func TestGuestConnectionAndListenerOverAFork(t *testing.T) {
 	}
 }
 
-func TestTwoVCPUsKeepOneClock(t *testing.T) {
+func TestScenarioM08TwoVCPUsKeepOneClock(t *testing.T) {
 	parent := minimalSMP.fork(t)
 	for i, vm := range append(forks(t, parent, 2), parent) {
 		out, err := vm.CommandContext(t.Context(), helperPath, "clocks").Output()
@@ -595,7 +595,7 @@ func TestPowerOffAndReboot(t *testing.T) {
 	}
 }
 
-func TestMemoryPastTheGap(t *testing.T) {
+func TestScenarioM23LinuxPastTheGap(t *testing.T) {
 	k := &guestKind{kernel: "minimal", vcpus: 1, memory: 4 << 30}
 	vm := k.parent(t)
 	defer closeVM(t, vm)
@@ -626,7 +626,7 @@ func TestEightVCPUs(t *testing.T) {
 	}
 }
 
-func TestChildConsoleStartsEmpty(t *testing.T) {
+func TestScenarioP07ChildConsoleStartsEmpty(t *testing.T) {
 	child := minimal.fork(t)
 	if tail := child.ConsoleTail(); len(tail) != 0 {
 		t.Errorf("a child's console begins with %q", tail)

@@ -189,7 +189,7 @@ func TestPauseStopsTheGuestAndResumeContinues(t *testing.T) {
 	awaitCounter(t, vm, first)
 }
 
-func TestForkGoesOnFromTheSameState(t *testing.T) {
+func TestScenarioB24ForkGoesOnFromTheSameState(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 100)
 	if err := vm.Pause(t.Context()); err != nil {
@@ -291,9 +291,9 @@ func TestForkStateIsExact(t *testing.T) {
 	}
 }
 
-// TestCloseDuringCapture races the two: a capture either fails or is of the
+// TestScenarioM31CloseDuringCapture races the two: a capture either fails or is of the
 // machine as it was, not of one whose devices were reset under its hands.
-func TestCloseDuringCapture(t *testing.T) {
+func TestScenarioM31CloseDuringCapture(t *testing.T) {
 	const statusRegister, acknowledge = 0x70, 1
 	for range 50 {
 		vm := startMicro(t, guestHalt)
@@ -315,7 +315,7 @@ func TestCloseDuringCapture(t *testing.T) {
 	}
 }
 
-func TestForksAndPausesTakeTurns(t *testing.T) {
+func TestScenarioP06ForksAndPausesTakeTurns(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	var wg sync.WaitGroup
 	for i := range 16 {
@@ -339,7 +339,7 @@ func TestForksAndPausesTakeTurns(t *testing.T) {
 	awaitCounter(t, vm, counter(t, vm))
 }
 
-func TestCloseIsBoundedWhateverTheGuestDoes(t *testing.T) {
+func TestScenarioM31CloseIsBoundedWhateverTheGuestDoes(t *testing.T) {
 	for name, code := range map[string][]byte{"spins": guestCounter, "halted": guestHalt} {
 		vm := startMicro(t, code)
 		done := make(chan struct{})
@@ -372,9 +372,9 @@ func TestContextEndsWaiting(t *testing.T) {
 	vm.turn.give()
 }
 
-// TestNothingIsLeftBehind forks and closes 200 times and counts what the
+// TestScenarioM31NothingIsLeftBehind forks and closes 200 times and counts what the
 // process holds.
-func TestNothingIsLeftBehind(t *testing.T) {
+func TestScenarioM31NothingIsLeftBehind(t *testing.T) {
 	vm := startMicro(t, guestCounter)
 	awaitCounter(t, vm, 10)
 	cycle := func() { forkAndClose(t, vm, 2) }
