@@ -118,11 +118,12 @@ func (s *Session) fork(r Request) (Sample, error) {
 			return Sample{}, err
 		}
 	}
+	// A thread that has used its share of a busy processor would lose it just
+	// when it is measured.
+	time.Sleep(settle)
 	// Last, so that the CPU's caches hold what a parent that runs has there.
-	for range 2 {
-		if err := s.parent.Round(); err != nil {
-			return Sample{}, err
-		}
+	if err := s.parent.Round(); err != nil {
+		return Sample{}, err
 	}
 	f, err := s.parent.Fork(r.N, pool)
 	if err != nil {
@@ -135,6 +136,9 @@ func (s *Session) fork(r Request) (Sample, error) {
 	}
 	return Sample{Pause: f.Pause, Children: f.Children, DirtyPages: f.DirtyPages, Usage: after.Per(before, r.N)}, nil
 }
+
+// settle is how long nothing is done before a measurement.
+const settle = 5 * time.Millisecond
 
 func usage(r Request) (footprint.Usage, error) {
 	if !r.Usage {
@@ -155,6 +159,7 @@ func (s *Session) reset() (Sample, error) {
 		return Sample{}, err
 	}
 	runtime.GC()
+	time.Sleep(settle)
 	t, pages, err := s.parent.Reset(s.child)
 	return Sample{Children: []Times{t}, DirtyPages: pages}, err
 }
