@@ -41,7 +41,7 @@ type memory struct {
 	mu       sync.Mutex
 	tracker  *writeTracker // nil where writes cannot be tracked
 	released []run         // given back since the last capture
-	holes    bool          // something of table is hidden by what was given back
+	holes    []run         // where zeros hide something of table
 	mappings int64         // share of the budget of that name
 }
 
@@ -107,7 +107,7 @@ func (m *memory) remap(table *snapshot.Table, runs []run) {
 		return
 	}
 	m.table.Release()
-	m.table = table.Retain()
+	m.table, m.holes = table.Retain(), nil // it has zeros there, or layers from now on
 	for _, e := range table.Extents() {
 		if len(lacking([]run{{e.Start, e.End()}}, runs)) == 0 && m.overlay(e) != nil {
 			return

@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/devices/virtio/balloon"
 )
 
+// maxHoles bounds the places where zeros are mapped over one machine's layers.
+// A guest that scatters what it gives back must not use up the mappings of the
+// whole process.
+const maxHoles = 256
+
 // release forgets what is in pages that the guest gave back, sorted and apart.
-// From then on they are zeros, here and in the next capture.
+// Where it had anything of its own they are zeros from then on, here and in the
+// next capture; where it had not, there is nothing to be gained.
 //
 // Dropping the pages alone would bring back the bytes of the layer below; so
 // where there is a layer, fresh zeros are mapped over it. That takes a mapping
@@ -26,7 +31,9 @@ func (m *memory) release(ranges []balloon.Range) error {
 			continue
 		}
 		start := int64(hostAddr(p) - hostAddr(m.ram))
-		errs = append(errs, m.releaseRun(run{start, start + int64(len(p))}))
+		if err := m.releaseRun(run{start, start + int64(len(p))}); err != nil {
+			errs = append(errs, fmt.Errorf("vmm: release %#x+%#x: %w", r.GPA, r.Size, err))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -34,31 +41,51 @@ func (m *memory) release(ranges []balloon.Range) error {
 func (m *memory) releaseRun(r run) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var err error
-	if m.table.Maps(r.start, r.end-r.start) {
-		err = m.punch(r)
-	} else {
-		err = unix.Madvise(m.ram[r.start:r.end], unix.MADV_DONTNEED)
+	if private, err := privatePages(m.ram[r.start:r.end]); err != nil || len(private) == 0 {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("vmm: release %#x+%#x: %w", r.start, r.end-r.start, err)
+	drop, err := m.punch(r)
+	for _, r := range drop {
+		if err := unix.Madvise(m.ram[r.start:r.end], unix.MADV_DONTNEED); err != nil {
+			return err
+		}
 	}
-	m.released = union(m.released, []run{r})
-	return nil
+	m.released = union(m.released, drop)
+	return err
 }
 
-// punch maps zeros over a range. The caller holds mu.
-func (m *memory) punch(r run) error {
-	if err := mappings.resize(&m.mappings, m.mappings+2); err != nil {
+// punch sees to it that no layer shows through where pages of a range are
+// dropped, and returns where it has. The caller holds mu.
+func (m *memory) punch(r run) (drop []run, err error) {
+	drop = []run{r}
+	for _, part := range lacking(drop, m.holes) {
+		if !m.table.Maps(part.start, part.end-part.start) {
+			continue
+		}
+		if err = m.punchHole(part); err != nil {
+			drop = lacking(drop, []run{part})
+		}
+	}
+	return drop, err
+}
+
+// punchHole maps zeros over a range.
+func (m *memory) punchHole(r run) error {
+	holes := union(m.holes, []run{r})
+	if len(holes) > maxHoles {
+		return fmt.Errorf("%w: more than %d holes in the layers of one machine", ErrTooMany, maxHoles)
+	}
+	if err := mappings.resize(&m.mappings, mappingsOf(m.table)+2*int64(len(holes))); err != nil {
 		return err
 	}
 	if err := mapZeros(m.ram[r.start:r.end]); err != nil {
 		return err
 	}
-	m.holes = true
+	m.holes = holes
 	_ = unix.Madvise(m.ram[r.start:r.end], unix.MADV_NOHUGEPAGE) // see useSmallPages
-	if m.tracker != nil {
-		return m.tracker.register(r)
+	if m.tracker != nil && m.tracker.register(r) != nil {
+		m.tracker.close() // captures do without, see trackWrites
+		m.tracker = nil
 	}
 	return nil
 }
@@ -70,8 +97,8 @@ func (m *memory) punch(r run) error {
 // guest uses come back without being asked for.
 func (vm *VM) SetBalloon(ctx context.Context, bytes int64) error {
 	pages := bytes / pageSize
-	if bytes < 0 || pages > math.MaxUint32 {
-		return fmt.Errorf("vmm: balloon: %w: %d bytes", ErrConfig, bytes)
+	if bytes < 0 || bytes > vm.cfg.Memory {
+		return fmt.Errorf("vmm: balloon: %w: %d bytes of %d", ErrConfig, bytes, vm.cfg.Memory)
 	}
 	b := vm.board.Load().balloon
 	b.SetTarget(uint32(pages))

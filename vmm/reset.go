@@ -66,7 +66,7 @@ func (m *memory) reset() error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.table != m.birth || m.holes {
+	if m.table != m.birth || len(m.holes) > 0 {
 		if err := m.remapBirth(); err != nil {
 			return err
 		}
@@ -94,7 +94,7 @@ func (m *memory) remapBirth() error {
 	}
 	m.useSmallPages()
 	m.table.Release()
-	m.table, m.holes = m.birth.Retain(), false
+	m.table, m.holes = m.birth.Retain(), nil
 	if m.tracker != nil {
 		return m.tracker.register(run{0, int64(len(m.ram))})
 	}
