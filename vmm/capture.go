@@ -325,10 +325,14 @@ func (m *memory) written() ([]run, error) {
 	return privatePages(m.ram)
 }
 
-// take takes written pages from the tracker.
+// take takes written pages from the tracker; none if it is no longer there, for
+// then all that are private count for the next capture.
 func (m *memory) take(within []run) ([]run, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.tracker == nil {
+		return nil, nil
+	}
 	return m.tracker.take(within)
 }
 
