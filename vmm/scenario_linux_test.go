@@ -115,7 +115,7 @@ func identity(t testing.TB, vm *VM) []string {
 	return []string{readFile(t, vm, "/proc/sys/kernel/random/boot_id", 64), fmt.Sprintf("%x", id)}
 }
 
-// TestScenarioHundredChildren starts a hundred children from captures of one
+// TestScenarioM28P08P13HundredChildren starts a hundred children from captures of one
 // machine, and looks after each at what others got wrong:
 //
 //   - M28, P8, B4: the first bytes that it draws are nobody else's, the
@@ -123,7 +123,7 @@ func identity(t testing.TB, vm *VM) []string {
 //   - P13: a session that a process of the parent has lives on;
 //   - M14, B9: in the child it is reset, its listeners answer at once;
 //   - M5: its wall clock is right.
-func TestScenarioHundredChildren(t *testing.T) {
+func TestScenarioM28P08P13HundredChildren(t *testing.T) {
 	parent := minimal.fork(t)
 	startHelper(t, parent)
 	s := holdSession(t, parent)
