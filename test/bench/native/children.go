@@ -46,7 +46,7 @@ func (b *bench) forkMany(ctx context.Context, vm *vmm.VM, n int) error {
 	if err := vm.Pause(ctx); err != nil {
 		return err
 	}
-	if err := vm.Prepare(ctx, n); err != nil {
+	if err := prepare(ctx, vm, n); err != nil {
 		return err
 	}
 	children, err := vm.Fork(ctx, n)

@@ -35,7 +35,7 @@ func (b *bench) depth(ctx context.Context) error {
 
 // generation forks a child and returns it when it has written all its pages.
 func (b *bench) generation(ctx context.Context, vm *vmm.VM, k result.Key) (*vmm.VM, error) {
-	if err := errors.Join(settle(ctx), vm.Prepare(ctx, 1)); err != nil {
+	if err := prepare(ctx, vm, 1); err != nil {
 		return nil, err
 	}
 	children, err := vm.Fork(ctx, 1)

@@ -48,7 +48,7 @@ func (b *bench) snapshot(ctx context.Context, vm *vmm.VM, store *snapshot.Store)
 
 // restore starts a machine from disk, in a KVM machine that was made ahead.
 func (b *bench) restore(ctx context.Context, vm *vmm.VM, store *snapshot.Store, id string) error {
-	if err := vm.Prepare(ctx, 1); err != nil {
+	if err := prepare(ctx, vm, 1); err != nil {
 		return err
 	}
 	begin := time.Now()

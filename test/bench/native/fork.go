@@ -38,7 +38,7 @@ func (b *bench) latency(ctx context.Context) error {
 	fork := func(scenario string) func() error {
 		return func() error {
 			if scenario == forkPooled {
-				if err := vm.Prepare(ctx, 1); err != nil {
+				if err := prepare(ctx, vm, 1); err != nil {
 					return err
 				}
 			}

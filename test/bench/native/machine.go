@@ -53,6 +53,15 @@ func (b *bench) startForked(ctx context.Context, g microguest.Params, memory int
 	return vm, nil
 }
 
+// prepare makes machines ahead of a fork, and lets everything settle, as it has
+// when they are made long before.
+func prepare(ctx context.Context, vm *vmm.VM, n int) error {
+	if err := vm.Prepare(ctx, n); err != nil {
+		return err
+	}
+	return settle(ctx)
+}
+
 func forkAndClose(ctx context.Context, vm *vmm.VM) error {
 	children, err := vm.Fork(ctx, 1)
 	if err != nil {

@@ -37,7 +37,7 @@ func (b *bench) pauseOf(ctx context.Context, pages int64, rounds int) error {
 	}
 	defer vm.Close()
 	ours := func() error {
-		if err := vm.Prepare(ctx, 1); err != nil {
+		if err := prepare(ctx, vm, 1); err != nil {
 			return err
 		}
 		if err := vm.Pause(ctx); err != nil {
