@@ -47,7 +47,7 @@ func eachFailing(t *testing.T, do func() error, intact func()) {
 		if err := do(); err != nil {
 			t.Fatal(err)
 		}
-	}).calls {
+	}).all() {
 		names[c.Name] = 0
 	}
 	delete(names, "KVM_RUN")

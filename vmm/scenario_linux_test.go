@@ -497,14 +497,11 @@ func TestScenarioP14ChildThatDoesNotConfirmIsClosed(t *testing.T) {
 	before := holdings(t, parent)
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
-		trace := traceDuring(t, func(r *ioctlTrace) {
+		traceDuring(t, func(r *ioctlTrace) {
 			go func() {
 				defer cancel()
 				for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-					r.mu.Lock()
-					n := len(r.calls)
-					r.mu.Unlock()
-					if n > 20 { // it is under way
+					if len(r.all()) > 20 { // it is under way
 						return
 					}
 				}
@@ -514,7 +511,6 @@ func TestScenarioP14ChildThatDoesNotConfirmIsClosed(t *testing.T) {
 				t.Errorf("%d children, %v", len(children), err)
 			}
 		})
-		_ = trace
 		cancel()
 	}
 	sameHoldings(t, before, parent)

@@ -61,12 +61,17 @@ func (r *ioctlTrace) record(c kvm.Call) unix.Errno {
 	return 0
 }
 
-// of is the trace of one machine.
-func (r *ioctlTrace) of(vm *VM) []kvm.Call {
+// all is the trace so far.
+func (r *ioctlTrace) all() []kvm.Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return slices.Clone(r.calls)
+}
+
+// of is the trace of one machine.
+func (r *ioctlTrace) of(vm *VM) []kvm.Call {
 	var calls []kvm.Call
-	for _, c := range r.calls {
+	for _, c := range r.all() {
 		if c.VM == vm.shell.vm.FD() {
 			calls = append(calls, c)
 		}

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -67,32 +66,37 @@ func TestScenarioP05EveryVerbUnderConfinement(t *testing.T) {
 		return
 	}
 	closeVM(t, startMicro(t, guestHalt)) // there is a KVM, or the test is skipped
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), confinedEnv+"=1")
-	out, err := cmd.CombinedOutput()
+	var out []byte
+	err := onOwnThread(func() (err error) {
+		if err := dropPrivileges(); err != nil {
+			return err
+		}
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), confinedEnv+"=1")
+		out, err = cmd.CombinedOutput()
+		return err
+	})
 	if err != nil || !bytes.Contains(out, []byte("confined: done")) {
 		t.Errorf("%v:\n%s", err, out)
 	}
 }
 
-// dropPrivileges takes every capability from every thread of the process.
-func dropPrivileges(t *testing.T) {
-	t.Helper()
-	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
-		t.Fatal(errno)
+// dropPrivileges takes every capability from the thread, for ever and from the
+// processes that it makes.
+func dropPrivileges() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
 	}
-	if err := setNoCapabilities(); err != nil {
-		t.Fatal(err)
-	}
-	var have [2]unix.CapUserData
-	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil || have != [2]unix.CapUserData{} {
-		t.Fatalf("capabilities %+v, %v", have, err)
-	}
+	var none [2]unix.CapUserData
+	return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])
 }
 
 // confined is the part of the process that may do little.
 func confined(t *testing.T) {
-	dropPrivileges(t)
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil || have != [2]unix.CapUserData{} {
+		t.Fatalf("capabilities %+v, %v", have, err)
+	}
 	for resource, limit := range map[int]uint64{
 		unix.RLIMIT_NOFILE: 128, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_CORE: 0, unix.RLIMIT_RTPRIO: 0,
 	} {
