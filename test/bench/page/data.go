@@ -54,8 +54,12 @@ func (d *data) host(where string) string {
 	if !ok {
 		return "Not measured."
 	}
-	return fmt.Sprintf("Measured on %s: KVM %s, kernel %s, %d × %s, commit %s ([raw](../%s)).",
-		m.host.Date, m.host.KVM, m.host.Kernel, m.host.CPUs, m.host.CPU, m.host.Commit, filepath.ToSlash(m.path))
+	load := "load average not recorded"
+	if m.host.Load > 0 {
+		load = fmt.Sprintf("load average before %.1f", m.host.Load)
+	}
+	return fmt.Sprintf("Measured on %s: KVM %s, kernel %s, %d × %s, commit %s, %s ([raw](../%s)).",
+		m.host.Date, m.host.KVM, m.host.Kernel, m.host.CPUs, m.host.CPU, m.host.Commit, load, filepath.ToSlash(m.path))
 }
 
 // find is the line of a series, whose name is scenario/metric, followed by

@@ -25,6 +25,9 @@ type Host struct {
 	CPUs   int    `json:"cpus"`
 	Commit string `json:"commit"` // of forkvm
 	Date   string `json:"date"`   // YYYY-MM-DD
+	// Load is the load average of the last minute before: with more than the
+	// measurement's own, times are rough.
+	Load float64 `json:"load"`
 }
 
 // ReadHost asks the machine. Of where, Lab is found out.
@@ -43,8 +46,16 @@ func ReadHost(where, commit, date string) (Host, error) {
 	}
 	return Host{
 		KVM: flavor(info), Where: where, Kernel: info.Kernel, CPU: info.CPU,
-		CPUs: runtime.NumCPU(), Commit: commit, Date: date,
+		CPUs: runtime.NumCPU(), Commit: commit, Date: date, Load: loadAverage(),
 	}, nil
+}
+
+// loadAverage is 0 if nothing is known.
+func loadAverage() (load float64) {
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(b), &load)
+	}
+	return load
 }
 
 func flavor(i probe.Info) string {

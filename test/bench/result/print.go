@@ -110,7 +110,8 @@ func camel(name string) string {
 
 // printTable writes what people read: milliseconds and KiB.
 func (r *Recorder) printTable(w io.Writer, h Host) {
-	fmt.Fprintf(w, "\nKVM %s, %s; kernel %s; %d × %s; commit %s\n\n", h.KVM, h.Where, h.Kernel, h.CPUs, h.CPU, h.Commit)
+	fmt.Fprintf(w, "\nKVM %s, %s; kernel %s; %d × %s; commit %s; load before %.1f\n\n",
+		h.KVM, h.Where, h.Kernel, h.CPUs, h.CPU, h.Commit, h.Load)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "scenario\tmetric\tn\tdirty\tdepth\tp50\tp90\tp99\tmax\t\tsamples\t")
 	for _, l := range r.Lines(h) {
