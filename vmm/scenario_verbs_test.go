@@ -360,3 +360,23 @@ func TestScenarioB24ForkIsOfTheLiveState(t *testing.T) {
 		resume(t, vm)
 	}
 }
+
+// TestScenarioP07ConsoleOfAResetStartsEmpty is the same for a machine that is
+// reset: nothing of what it wrote before is in its console or counters.
+func TestScenarioP07ConsoleOfAResetStartsEmpty(t *testing.T) {
+	vm := forks(t, startMicro(t, guestHalt), 1)[0]
+	pause(t, vm)
+	vm.pio.Write(serialPort, []byte{'x'})
+	if err := vm.board.Load().serial.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(vm.ConsoleTail()); got != "x" {
+		t.Fatalf("the console has %q", got)
+	}
+	if err := vm.Reset(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(vm.ConsoleTail()); got != "" {
+		t.Errorf("after a reset the console has %q", got)
+	}
+}
