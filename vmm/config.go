@@ -65,6 +65,11 @@ type Config struct {
 	// with one identity.
 	Bare bool
 
+	// Prefault gives children copies of the pages that children before them
+	// had written when their first command ended, while they start. It pays
+	// where a CPU is idle meanwhile; docs/benchmarks.md says how much.
+	Prefault bool
+
 	// Spare is how many KVM machines are kept built ahead, in the background,
 	// for forks of this machine and of its descendants, from its first
 	// capture on. Each takes about 1.3 MiB of kernel memory and a thread,

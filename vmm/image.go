@@ -246,8 +246,8 @@ func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM
 	vm.timings = Timings{
 		Load: i.loaded, Create: time.Since(created), Pause: i.pause, Capture: i.capture, DirtyPages: i.dirty, CopiedPages: i.copied,
 	}
-	prepare, wait := vm.prefault()
-	err = vm.goOn(ctx, prepare)
+	wait := vm.prefault()
+	err = vm.goOn(ctx, func(*vcpu) error { return nil })
 	wait()
 	if err != nil {
 		return nil, errors.Join(err, vm.Close())

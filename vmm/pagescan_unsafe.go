@@ -41,20 +41,6 @@ var _ = [1]struct{}{}[unsafe.Sizeof(pmScanArg{})-96]
 // scan asks PAGEMAP_SCAN for pages that are present or swapped, neither a
 // file's nor the shared page of zeros, and of all categories in also.
 func scan(pagemap *os.File, ram []byte, also, flags uint64) ([]run, error) {
-	return scanFor(pagemap, ram, pmScanArg{
-		flags:            flags,
-		categoryInverted: pageIsFile | pageIsPFNZero,
-		categoryMask:     pageIsFile | pageIsPFNZero | also,
-		categoryAnyOf:    pageIsPresent | pageIsSwapped,
-	})
-}
-
-// scanPresent asks for pages that are mapped, whatever they are.
-func scanPresent(pagemap *os.File, ram []byte) ([]run, error) {
-	return scanFor(pagemap, ram, pmScanArg{categoryMask: pageIsPresent})
-}
-
-func scanFor(pagemap *os.File, ram []byte, arg pmScanArg) ([]run, error) {
 	base := uint64(hostAddr(ram))
 	var (
 		runs    []run
@@ -64,10 +50,18 @@ func scanFor(pagemap *os.File, ram []byte, arg pmScanArg) ([]run, error) {
 	// The kernel writes through an address that the compiler cannot see.
 	pin.Pin(&regions[0])
 	defer pin.Unpin()
-	arg.size = uint64(unsafe.Sizeof(arg))
-	arg.start, arg.end = base, base+uint64(len(ram))
-	arg.vec, arg.vecLen = uint64(uintptr(unsafe.Pointer(&regions[0]))), uint64(len(regions))
-	arg.returnMask = pageIsPresent
+	arg := pmScanArg{
+		size:             uint64(unsafe.Sizeof(pmScanArg{})),
+		flags:            flags,
+		start:            base,
+		end:              base + uint64(len(ram)),
+		vec:              uint64(uintptr(unsafe.Pointer(&regions[0]))),
+		vecLen:           uint64(len(regions)),
+		categoryInverted: pageIsFile | pageIsPFNZero,
+		categoryMask:     pageIsFile | pageIsPFNZero | also,
+		categoryAnyOf:    pageIsPresent | pageIsSwapped,
+		returnMask:       pageIsPresent,
+	}
 	for arg.start < arg.end {
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, pagemap.Fd(), pagemapScan, uintptr(unsafe.Pointer(&arg)))
 		if errno == unix.EINTR {

@@ -4,29 +4,26 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/forkvm/forkvm/kvm"
 )
 
-// footprint is which pages a child touches until its first command has ended.
-// It is much the same for every child of a line of forks, since all go on from
-// nearly the same state; so it is recorded now and then, and the next children
-// get these pages before they ask for them. A page that is copied and mapped
-// ahead costs less than half of what a fault of the guest does.
+// footprint is which pages a child writes until its first command has ended. It
+// is much the same for every child of a line of forks, since all go on from
+// nearly the same state; so where [Config] Prefault asks for it, it is recorded
+// now and then, and the next children get copies of these pages while they
+// start.
 //
 // What is prefaulted has no effect on what a machine computes. A wrong record
 // costs memory and time, so it is bounded.
 type footprint struct {
 	mu      sync.Mutex
-	written []run // guarded by mu: pages that were copied
-	touched []run // guarded by mu: pages that were mapped at all
+	written []run // guarded by mu
 	starts  int   // guarded by mu: since it was recorded
 }
 
-// newFootprint is nil for a bare guest, of which nobody knows when it has come
-// up.
+// newFootprint is nil for a guest that does without: one that was not asked
+// for it, or a bare one, of which nobody knows when it has come up.
 func newFootprint(cfg Config) *footprint {
-	if cfg.Bare {
+	if cfg.Bare || !cfg.Prefault {
 		return nil
 	}
 	return new(footprint)
@@ -38,11 +35,11 @@ const (
 )
 
 // get returns the record for one more start.
-func (f *footprint) get() (written, touched []run) {
+func (f *footprint) get() []run {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.starts++
-	return f.written, f.touched
+	return f.written
 }
 
 // wanted tells whether a new record should be taken, and has nobody else told
@@ -57,10 +54,10 @@ func (f *footprint) wanted() bool {
 	return true
 }
 
-func (f *footprint) set(written, touched []run) {
+func (f *footprint) set(written []run) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.written, f.touched = written, touched
+	f.written = written
 }
 
 // recordFootprint takes the record of a child whose first command has ended.
@@ -68,55 +65,36 @@ func (vm *VM) recordFootprint() {
 	if vm.footprint == nil || vm.recorded.Swap(true) || !vm.footprint.wanted() {
 		return
 	}
-	written, touched, err := vm.mem.footprint()
-	if err == nil && pagesIn(touched) <= maxFootprint {
-		vm.footprint.set(written, touched)
+	written, err := vm.mem.footprint()
+	if err == nil && pagesIn(written) <= maxFootprint {
+		vm.footprint.set(written)
 	}
 }
 
-// footprint finds the pages that are private, and those present at all. It
-// looks through /proc, for which the memory must be mapped: not once the
-// machine is closed.
-func (m *memory) footprint() (written, touched []run, err error) {
+// footprint finds the pages that are private. The memory must be mapped: not
+// once the machine is closed.
+func (m *memory) footprint() ([]run, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.ram == nil {
-		return nil, nil, errNotRAM
+		return nil, errNotRAM
 	}
-	if written, err = privatePages(m.ram); err != nil {
-		return nil, nil, err
-	}
-	f, err := pagemap()
-	if err != nil {
-		return nil, nil, err
-	}
-	touched, err = scanPresent(f, m.ram)
-	return written, touched, err
+	return privatePages(m.ram)
 }
 
-// prefault gives a child the pages of a footprint: what it will write is copied
-// while it starts, on another CPU if there is one, and what it will touch is
-// mapped into it by prepare, on the first vCPU's thread before it runs. Whatever
-// is refused the guest will fault in. wait returns when nothing touches the
-// child's memory any more.
-func (vm *VM) prefault() (prepare func(lead *vcpu) error, wait func()) {
-	none := func(*vcpu) error { return nil }
+// prefault gives a child the pages of a footprint, while it starts, on another
+// CPU if there is one. Whatever is refused the guest will fault in. wait
+// returns when nothing touches the child's memory any more.
+func (vm *VM) prefault() (wait func()) {
 	if vm.footprint == nil {
-		return none, func() {}
+		return func() {}
 	}
-	written, touched := vm.footprint.get()
-	if !vm.shell.preFault {
-		done := make(chan struct{})
-		go func() { populate(vm.mem.ram, written); close(done) }()
-		return none, func() { <-done }
-	}
-	return func(lead *vcpu) error {
-		populate(vm.mem.ram, written)
-		for _, r := range coalesce(touched, 4, len(touched)) {
-			preFault(lead.kvm, r)
-		}
-		return nil
-	}, func() {}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		populate(vm.mem.ram, vm.footprint.get())
+	}()
+	return func() { <-done }
 }
 
 // populate copies the pages that are to be private.
@@ -126,24 +104,4 @@ func populate(ram []byte, runs []run) {
 			return
 		}
 	}
-}
-
-// preFault maps a range of RAM for the guest.
-func preFault(c *kvm.VCPU, r run) {
-	at, size := gpaOf(uint64(r.start)), uint64(r.end-r.start)
-	for size > 0 {
-		n, err := c.PreFaultMemory(at, size)
-		if err != nil && n == 0 {
-			return
-		}
-		at, size = at+n, size-n
-	}
-}
-
-// gpaOf is the guest-physical address of a RAM offset.
-func gpaOf(offset uint64) uint64 {
-	if offset < gapStart {
-		return offset
-	}
-	return offset - gapStart + gapEnd
 }

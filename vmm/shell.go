@@ -17,7 +17,6 @@ type shell struct {
 
 	cpuid     []kvm.CPUIDEntry2 // what the guest sees, but for what differs by vCPU
 	xsaveSize int               // bytes of a vCPU's XSAVE area
-	preFault  bool              // KVM maps memory for the guest ahead
 	tscFixed  bool              // offsets of the time-stamp counter have no effect
 }
 
@@ -70,11 +69,6 @@ func newShell(spec shellSpec) (s *shell, err error) {
 	}
 	if s.xsaveSize, err = s.vm.CheckExtension(kvm.CapXSAVE2); err != nil {
 		return s, fmt.Errorf("vmm: size of XSAVE: %w", err)
-	}
-	if has, err := s.sys.CheckExtension(kvm.CapPreFaultMemory); err != nil {
-		return s, fmt.Errorf("vmm: KVM_CHECK_EXTENSION: %w", err)
-	} else {
-		s.preFault = has != 0
 	}
 	if err := s.createChips(); err != nil {
 		return s, err

@@ -82,6 +82,8 @@ func (i *Image) Save(ctx context.Context, store *snapshot.Store, o SnapshotOptio
 type LoadOptions struct {
 	KVM   string // path of the device; empty means /dev/kvm
 	Spare int    // see [Config]
+
+	Prefault bool // see [Config]
 }
 
 // Load makes an image of a stored snapshot. All of it is verified, memory the
@@ -117,7 +119,7 @@ func imageOf(stored *snapshot.Snapshot, o LoadOptions) (*Image, error) {
 	}
 	cfg := Config{
 		Kernel: "(stored)", Cmdline: c.Cmdline, VCPUs: c.VCPUs, Memory: c.Memory, Hostname: c.Hostname,
-		Bare: c.Bare, KVM: o.KVM, Spare: o.Spare,
+		Bare: c.Bare, KVM: o.KVM, Spare: o.Spare, Prefault: o.Prefault,
 	}.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", snapshot.ErrCorrupt, err)
