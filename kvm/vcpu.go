@@ -164,8 +164,9 @@ func (c *VCPU) KVMClockCtrl() error {
 
 // preFaultMemory is kvm_pre_fault_memory.
 type preFaultMemory struct {
-	gpa, size, flags uint64
-	_                [5]uint64
+	gpa, size uint64
+	_         uint64 // flags, none of which is defined
+	_         [5]uint64
 }
 
 // PreFaultMemory issues KVM_PRE_FAULT_MEMORY: the range, of whole pages, is
