@@ -9,7 +9,7 @@ import (
 // spent waiting for grace periods. Nobody has to wait along: machines are
 // freed in the background, many at once, since the waits overlap. Shells are
 // built ahead there too.
-const maxBackground = 64
+const maxBackground = 16
 
 // backgroundWork counts what is under way.
 var backgroundWork = struct {

@@ -383,13 +383,5 @@ func TestScenarioM31NothingIsLeftBehind(t *testing.T) {
 	for range 100 {
 		cycle()
 	}
-	after := holdings(t, vm)
-	// The Go runtime may take a thread or an arena more; 200 machines that
-	// left one thing each would show.
-	const slack = 10
-	for _, kind := range []string{"fd", "task", "maps", "goroutines"} {
-		if after[kind] > before[kind]+slack {
-			t.Errorf("%s: %d before, %d after", kind, before[kind], after[kind])
-		}
-	}
+	sameHoldings(t, before, vm)
 }
