@@ -49,6 +49,7 @@ type Conn struct {
 	phase  phase
 	err    error  // why it is dead, unless it ended in order
 	closed bool   // by Close
+	kept   bool   // see Keep
 	owes   int    // control packets
 	queued bool   // in dev.ready
 	behind *Conn  // next in dev.ready
@@ -86,6 +87,15 @@ func (c *Conn) LocalAddr() net.Addr { return Addr{HostCID, c.ports.host} }
 
 // RemoteAddr is the guest's end, an [Addr].
 func (c *Conn) RemoteAddr() net.Addr { return Addr{c.dev.cfg.CID, c.ports.guest} }
+
+// Keep says whether the connection may live on in machines that are restored
+// from a capture of this one: both ends agree that nothing is under way on it.
+// There it is [Device.Inherited].
+func (c *Conn) Keep(keep bool) {
+	c.dev.mu.Lock()
+	defer c.dev.mu.Unlock()
+	c.kept = keep
+}
 
 // Read reads what the guest sent. It returns io.EOF after the guest shut its
 // sending side down, or after CloseRead.

@@ -88,6 +88,7 @@ type Device struct {
 	mu sync.Mutex
 
 	active bool // between Activate and Reset
+	unborn bool // restored from an active device, and not activated yet
 	quiet  bool // between Quiesce and Resume
 	broken bool // the driver broke a queue and has yet to reset the device
 	closed bool
@@ -109,7 +110,8 @@ type Device struct {
 	changed sync.Cond // the device began or ended service
 
 	conns     map[ports]*Conn
-	ready     fifo // connections with a packet to send
+	inherited []*Conn // of these, those that nobody has asked for
+	ready     fifo    // connections with a packet to send
 	replies   []Reset
 	listeners map[uint32]*listener
 	nextPort  uint32 // where the search for a host port begins
@@ -169,7 +171,7 @@ func (d *Device) Activate(a virtio.Activation) error {
 	defer d.mu.Unlock()
 	d.rx, d.tx, d.event = a.Queues[queueRX], a.Queues[queueTX], a.Queues[queueEvent]
 	d.irq = a.Interrupt
-	d.active, d.broken = true, false
+	d.active, d.unborn, d.broken = true, false, false
 	d.txArmed, d.rxArmed = false, true // unknown: the side that costs nothing
 	d.used, d.lazy = [numQueues]bool{}, 0
 	d.changed.Broadcast()
@@ -190,7 +192,7 @@ func (d *Device) Reset() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.dropAll(syscall.ECONNRESET)
-	d.active, d.broken = false, false
+	d.active, d.unborn, d.broken = false, false, false
 	d.rx, d.tx, d.event, d.irq = nil, nil, nil, nil
 	d.resetting = resetNone
 	d.changed.Broadcast()

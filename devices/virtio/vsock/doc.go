@@ -43,4 +43,8 @@
 // be taken for one of the old. Then the guest is sent an RST for each old
 // connection, because packets about it can still be on their way in the RX
 // ring. The driver's own requests are taken meanwhile and answered afterwards.
+//
+// There is one exception, for which no other way is as quick: if every
+// connection is idle and was marked by the host's end, see [Conn.Keep], then
+// there is nothing to reset, and they live on, see [Device.Inherited].
 package vsock
