@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/creack/pty"
 
@@ -50,19 +49,22 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 	}
 }
 
-// finish sends how a command ended and waits for the client to take it.
+// finish sends how a command ended and waits until the client goes or has the
+// next operation.
 func (c *conn) finish(exit proto.Exit, gone <-chan error) error {
 	if err := c.w.WriteValue(proto.TypeExit, &exit); err != nil {
-		return nil
+		return &readError{err}
 	}
-	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok && cw.CloseWrite() == nil {
-		_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-		<-gone
+	if err := <-gone; err != errNext {
+		return &readError{err}
 	}
 	return nil
 }
 
-// readInput takes a client's input for p until the client goes. It always
+var errNext = fmt.Errorf("%w: another operation", proto.ErrUnexpectedFrame)
+
+// readInput takes a client's input for p until the client goes, or has another
+// operation, which it may have only once it was told that p has ended. It always
 // reads, so that it notices at once.
 func (c *conn) readInput(p *process, wanted bool) error {
 	src := &source{w: c.w}
@@ -79,6 +81,9 @@ func (c *conn) readInput(p *process, wanted bool) error {
 		case t == proto.TypeEOF && wanted:
 			p.stdin.end()
 			wanted = false
+		case t == proto.TypeHandshake:
+			c.next = payload
+			return errNext
 		default:
 			return fmt.Errorf("%w: %v", proto.ErrUnexpectedFrame, t)
 		}

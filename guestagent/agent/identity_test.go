@@ -139,59 +139,6 @@ func TestRenewBadRequests(t *testing.T) {
 	}
 }
 
-// countedConn tells when it is closed.
-type countedConn struct {
-	net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (c *countedConn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
-}
-
-// TestRenewKeepsItsConnection checks that the operation after a renewal needs
-// no connection of its own, and that one which nobody uses is closed.
-func TestRenewKeepsItsConnection(t *testing.T) {
-	path := serveSocket(t, agent.Options{Machine: &fakeMachine{}})
-	ctx := within(t, 20*time.Second)
-	var conns []*countedConn
-	c := client.New(func(ctx context.Context) (net.Conn, error) {
-		nc, err := dialer(path)(ctx)
-		conns = append(conns, &countedConn{Conn: nc, closed: make(chan struct{})})
-		return conns[len(conns)-1], err
-	})
-	renew := func(n byte) {
-		t.Helper()
-		id := identity(n)
-		id.WallClock = time.Time{} // that of the host
-		if _, err := c.Renew(ctx, id); err != nil {
-			t.Fatal(err)
-		}
-	}
-	renew(1)
-	if out, err := c.CommandContext(ctx, "echo", "hi").Output(); err != nil || string(out) != "hi\n" || len(conns) != 1 {
-		t.Errorf("the operation after a renewal: %q, %v, %d connections", out, err, len(conns))
-	}
-	if _, err := c.Hello(ctx); err != nil || len(conns) != 2 {
-		t.Errorf("the second operation: %v, %d connections", err, len(conns))
-	}
-	renew(2)
-	renew(3)
-	if len(conns) != 3 {
-		t.Errorf("two renewals: %d connections", len(conns)-2)
-	}
-	select {
-	case <-conns[2].closed:
-	case <-ctx.Done():
-		t.Error("a connection that nobody uses is not closed")
-	}
-	if _, err := c.Hello(ctx); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
-}
-
 func TestMachineOperations(t *testing.T) {
 	m := &fakeMachine{}
 	c := serve(t, agent.Options{Machine: m})

@@ -188,10 +188,31 @@ type conn struct {
 	net.Conn
 	r *proto.Reader
 	w *proto.Writer
+
+	// next is the payload of the next operation's handshake, if that was read
+	// while the last one ended.
+	next []byte
 }
 
-// handle answers one connection's operation. A renewal may be followed by
-// another: the first of a fork's life needs no connection of its own.
+// handshake reads the first frame of the next operation.
+func (c *conn) handshake() (proto.Handshake, error) {
+	if payload := c.next; payload != nil {
+		c.next = nil
+		return proto.ParseHandshake(proto.TypeHandshake, payload)
+	}
+	t, payload, err := c.r.Next()
+	if err != nil {
+		return proto.Handshake{}, &readError{err}
+	}
+	return proto.ParseHandshake(t, payload)
+}
+
+// readError is that of a client which has gone, and so is told nothing.
+type readError struct{ error }
+
+func (e *readError) Unwrap() error { return e.error }
+
+// handle answers the operations of one connection.
 func (s *server) handle(ctx context.Context, nc net.Conn) {
 	defer s.onPanic()
 	defer nc.Close()
@@ -200,11 +221,11 @@ func (s *server) handle(ctx context.Context, nc net.Conn) {
 	}
 	defer s.conns.remove(nc)
 	c := &conn{Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc)}
+	_ = nc.SetDeadline(time.Now().Add(handshakeTime))
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	default:
-		_ = nc.SetWriteDeadline(time.Now().Add(handshakeTime))
 		_ = c.w.WriteValue(proto.TypeError, &proto.Error{Code: proto.CodeBusy, Message: "too many operations"})
 		return
 	}
@@ -214,28 +235,24 @@ func (s *server) handle(ctx context.Context, nc net.Conn) {
 
 // operate answers one operation. It reports whether another may follow.
 func (s *server) operate(ctx context.Context, c *conn) bool {
-	_ = c.SetDeadline(time.Now().Add(handshakeTime))
-	t, payload, err := c.r.Next()
-	if err != nil {
-		s.opts.Logger.Debug("no handshake", "err", err)
-		return false
-	}
-	h, err := proto.ParseHandshake(t, payload)
+	h, err := c.handshake()
 	if err == nil {
 		err = s.admit(h)
 	}
 	if err == nil {
-		_ = c.SetDeadline(time.Time{})
+		_ = c.SetDeadline(time.Time{}) // from the first operation on it may take its time
 		err = s.dispatch(ctx, c, h)
 	}
-	if err != nil {
-		s.opts.Logger.Debug("operation failed", "op", h.Op, "err", err)
+	if err == nil {
+		return h.Op.Repeats()
+	}
+	s.opts.Logger.Debug("operation failed", "op", h.Op, "err", err)
+	if _, gone := err.(*readError); !gone {
 		_ = c.SetWriteDeadline(time.Now().Add(handshakeTime))
 		_ = c.w.WriteValue(proto.TypeError, wireError(err))
 		c.linger()
-		return false
 	}
-	return h.Op == proto.OpRenew
+	return false
 }
 
 // admit is the gate that a forked machine is behind until it was renewed.

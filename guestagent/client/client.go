@@ -25,13 +25,15 @@ type Generation = proto.Generation
 type Dialer func(ctx context.Context) (net.Conn, error)
 
 // Client works inside one machine. It is safe for concurrent use and holds no
-// connection between calls, except for a moment after Renew.
+// connection between calls, unless it was made WithKeptConn.
 type Client struct {
-	dial Dialer
+	dial  Dialer
+	keeps bool                 // a connection between operations
+	idle  func(net.Conn, bool) // if keeps
 
 	mu   sync.Mutex
 	gen  Generation // guarded by mu
-	kept *kept      // guarded by mu; nil: none
+	kept net.Conn   // guarded by mu; nil: none
 }
 
 // Option configures a Client.
@@ -82,42 +84,56 @@ type conn struct {
 
 // start connects, and sends the handshake of an operation.
 func (c *Client) start(ctx context.Context, op proto.Op, req any) (*conn, error) {
-	nc, err := c.connect(ctx)
+	return c.startLate(ctx, op, func() any { return req })
+}
+
+// startLate is start for a request that is made once the connection is there.
+func (c *Client) startLate(ctx context.Context, op proto.Op, req func() any) (*conn, error) {
+	if nc := c.takeKept(op); nc != nil {
+		cn, sent, err := c.begin(ctx, nc, op, req())
+		if err == nil || sent || ctx.Err() != nil {
+			return cn, err
+		}
+		// It is of no use any more, and the agent has heard of nothing.
+	}
+	nc, err := c.dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("client: %s: dial: %w", op, err)
 	}
-	return c.begin(ctx, nc, op, req)
+	cn, _, err := c.begin(ctx, nc, op, req())
+	return cn, err
 }
 
 // begin sends the handshake of an operation on nc, which it closes on failure.
-func (c *Client) begin(ctx context.Context, nc net.Conn, op proto.Op, req any) (*conn, error) {
+// It reports whether the agent may have got it.
+func (c *Client) begin(ctx context.Context, nc net.Conn, op proto.Op, req any) (_ *conn, sent bool, err error) {
 	h := proto.Handshake{Version: proto.Version, Generation: c.Generation(), Op: op}
 	if req != nil {
-		raw, err := proto.Encode(req)
-		if err != nil {
+		if h.Request, err = proto.Encode(req); err != nil {
 			nc.Close()
-			return nil, fmt.Errorf("client: %s: %w", op, err)
+			return nil, true, fmt.Errorf("client: %s: %w", op, err)
 		}
-		h.Request = raw
 	}
 	cn := &conn{
 		Conn: nc, r: proto.NewReader(nc), w: proto.NewWriter(nc), ctx: ctx,
 		stop: context.AfterFunc(ctx, func() { nc.Close() }),
 	}
-	if err := cn.w.Write(proto.TypeHandshake, h.Append(nil)); err != nil {
-		if errors.Is(err, proto.ErrFrameTooLarge) {
-			cn.close()
-			return nil, fmt.Errorf("client: %s: request: %w", op, err)
-		}
-		// An agent that refuses a client at the door may close before it has
-		// read the handshake: what it said is worth more than the write error.
-		if refusal := cn.refusal(); refusal != nil {
-			err = refusal
-		}
-		cn.close()
-		return nil, fmt.Errorf("client: %s: %w", op, cn.cause(err))
+	err = cn.w.Write(proto.TypeHandshake, h.Append(nil))
+	if err == nil {
+		return cn, true, nil
 	}
-	return cn, nil
+	if errors.Is(err, proto.ErrFrameTooLarge) {
+		cn.close()
+		return nil, true, fmt.Errorf("client: %s: request: %w", op, err)
+	}
+	// An agent that refuses a client at the door may close before it has
+	// read the handshake: what it said is worth more than the write error.
+	refusal := cn.refusal()
+	cn.close()
+	if refusal != nil {
+		return nil, true, fmt.Errorf("client: %s: %w", op, refusal)
+	}
+	return nil, false, fmt.Errorf("client: %s: %w", op, cn.cause(err))
 }
 
 // close ends the operation.
@@ -202,10 +218,11 @@ func (c *Client) call(ctx context.Context, op proto.Op, req, reply any) error {
 	if err != nil {
 		return err
 	}
-	defer cn.close()
 	if err := cn.reply(reply); err != nil {
+		cn.close()
 		return fmt.Errorf("client: %s: %w", op, err)
 	}
+	c.done(cn, op)
 	return nil
 }
 

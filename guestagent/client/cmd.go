@@ -106,12 +106,16 @@ func (c *Cmd) Start() error {
 	}
 	c.result = make(chan error, 1)
 	if c.Detach {
-		cn.close()
+		c.client.done(cn, proto.OpExec)
 		return nil
 	}
 	go func() {
-		err := cn.run(streams{c.Stdin, c.Stdout, c.Stderr})
-		cn.close()
+		free, err := cn.run(streams{c.Stdin, c.Stdout, c.Stderr})
+		if free {
+			c.client.done(cn, proto.OpExec)
+		} else {
+			cn.close()
+		}
 		closeAll(c.pipes)
 		c.result <- err
 	}()

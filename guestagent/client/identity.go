@@ -27,9 +27,8 @@ type RenewReply = proto.RenewReply
 // Renew gives the machine a new identity: entropy is credited to the kernel's
 // generator, which takes a new key, wall clock and host name are set, and from
 // then on the agent refuses operations of other generations. After a success
-// this Client uses the new generation, and its next operation the same
-// connection if it comes soon. A machine whose renewal fails must not be used:
-// it may share its parent's randomness.
+// this Client uses the new generation. A machine whose renewal fails must not
+// be used: it may share its parent's randomness.
 func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 	req := proto.RenewRequest{
 		Generation: id.Generation, Entropy: id.Entropy, WallClock: cmp.Or(id.WallClock, time.Now()), Hostname: id.Hostname,
@@ -37,14 +36,10 @@ func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 	if err := req.Validate(); err != nil {
 		return RenewReply{}, fmt.Errorf("client: %w", err)
 	}
-	nc, err := c.connect(ctx)
-	if err != nil {
-		return RenewReply{}, fmt.Errorf("client: renew: dial: %w", err)
-	}
-	if id.WallClock.IsZero() {
-		req.WallClock = time.Now() // connecting may have taken its time
-	}
-	cn, err := c.begin(ctx, nc, proto.OpRenew, &req)
+	cn, err := c.startLate(ctx, proto.OpRenew, func() any {
+		req.WallClock = cmp.Or(id.WallClock, time.Now()) // connecting may have taken its time
+		return req
+	})
 	if err != nil {
 		return RenewReply{}, err
 	}
@@ -58,7 +53,7 @@ func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 		return reply, fmt.Errorf("client: renew: %w: another identity confirmed", ErrProtocol)
 	}
 	c.SetGeneration(id.Generation)
-	c.keep(cn)
+	c.done(cn, proto.OpRenew)
 	return reply, nil
 }
 

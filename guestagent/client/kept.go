@@ -1,60 +1,61 @@
 package client
 
 import (
-	"context"
 	"net"
-	"time"
+
+	"github.com/forkvm/forkvm/guestagent/proto"
 )
 
-// keepTime is how long a connection is kept for the operation after a renewal.
-const keepTime = time.Second
-
-// kept is a connection that is free for another operation.
-type kept struct {
-	net.Conn
-	tooLong *time.Timer
+// WithKeptConn makes a client keep one connection between operations. idle, if
+// not nil, is told when nothing is under way on it, and when that ends. Who
+// closes it is who made it.
+func WithKeptConn(idle func(nc net.Conn, idle bool)) Option {
+	return func(c *Client) {
+		c.keeps, c.idle = true, func(net.Conn, bool) {}
+		if idle != nil {
+			c.idle = idle
+		}
+	}
 }
 
-// keep keeps the connection of an operation that has ended for the next one, if
-// that comes soon.
-func (c *Client) keep(cn *conn) {
-	if !cn.stop() {
-		return // ctx has ended and closes it
+// Adopt gives a client that keeps a connection one on which nothing is under
+// way.
+func (c *Client) Adopt(nc net.Conn) {
+	if !c.keeps {
+		nc.Close()
+		return
 	}
+	c.idle(nc, true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kept != nil {
-		cn.Conn.Close() // two renewals at once
+		nc.Close()
 		return
 	}
-	k := &kept{Conn: cn.Conn}
-	k.tooLong = time.AfterFunc(keepTime, func() {
-		if c.take(k) {
-			k.Close()
-		}
-	})
-	c.kept = k
+	c.kept = nc
 }
 
-// take reports whether k was still kept. It is not any more.
-func (c *Client) take(k *kept) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if k == nil || c.kept != k {
-		return false
+// done ends the connection of an operation that ended well, or keeps it.
+func (c *Client) done(cn *conn, op proto.Op) {
+	if !c.keeps || !op.Repeats() || !cn.stop() { // or ctx has ended and closes it
+		cn.close()
+		return
 	}
+	c.Adopt(cn.Conn)
+}
+
+// takeKept returns the connection that was kept, if there is one and it can
+// carry the operation and be kept again.
+func (c *Client) takeKept(op proto.Op) net.Conn {
+	if !op.Repeats() {
+		return nil
+	}
+	c.mu.Lock()
+	nc := c.kept
 	c.kept = nil
-	k.tooLong.Stop()
-	return true
-}
-
-// connect returns the connection that was kept, or a new one.
-func (c *Client) connect(ctx context.Context) (net.Conn, error) {
-	c.mu.Lock()
-	k := c.kept
 	c.mu.Unlock()
-	if c.take(k) {
-		return k.Conn, nil
+	if nc != nil {
+		c.idle(nc, false)
 	}
-	return c.dial(ctx)
+	return nc
 }

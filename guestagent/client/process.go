@@ -93,7 +93,7 @@ func (c *Client) Attach(ctx context.Context, id uint64, a Attachment) error {
 	if err := cn.reply(nil); err != nil {
 		return fmt.Errorf("client: attach: %w", err)
 	}
-	err = cn.run(streams{a.Stdin, a.Stdout, a.Stderr})
+	_, err = cn.run(streams{a.Stdin, a.Stdout, a.Stderr})
 	if _, ok := err.(*ExitError); !ok && err != nil {
 		return fmt.Errorf("client: attach: %w", err)
 	}

@@ -19,10 +19,10 @@ type streams struct {
 	stdout, stderr io.Writer
 }
 
-// run moves a command's streams until it ended, and returns how. It does not
-// wait for a stdin whose Read still blocks then: the command has ended without
-// it.
-func (c *conn) run(s streams) error {
+// run moves a command's streams until it ended, and returns how, and whether the
+// connection is free for another operation. It does not wait for a stdin whose
+// Read still blocks then: the command has ended without it.
+func (c *conn) run(s streams) (free bool, _ error) {
 	win := &window{left: proto.StdinWindow}
 	win.changed.L = &win.mu
 	input := make(chan error, 1)
@@ -32,23 +32,24 @@ func (c *conn) run(s streams) error {
 	exit, outErr, err := c.receive(s, win)
 	win.close()
 	if err != nil {
-		return err
+		return false, err
 	}
+	free = s.stdin == nil // or there may be more input and credit on their way
 	if err := exitError(exit); err != nil {
-		return err
+		return free, err
 	}
 	if lost := exit.LostStdout + exit.LostStderr; lost > 0 {
 		outErr = errors.Join(outErr, fmt.Errorf("%w: %d bytes", ErrOutputLost, lost))
 	}
 	if outErr != nil {
-		return outErr
+		return free, outErr
 	}
 	select {
 	case err := <-input:
-		return err
+		return free, err
 	default:
 	}
-	return nil
+	return free, nil
 }
 
 // send moves input to the command, and says when it ends. It returns what went

@@ -1,6 +1,7 @@
 // Package proto is the language that a guest's agent and its host speak.
 //
-// One connection carries one operation. The client sends a [Handshake], which
+// One connection carries one operation at a time, and after some another, see
+// [Op.Repeats]. The client sends a [Handshake], which
 // names the protocol version, the generation of the machine it means and the
 // operation with its request; the agent answers with a reply or an [Error],
 // and the rest depends on the operation:

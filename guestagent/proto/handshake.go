@@ -65,7 +65,18 @@ const (
 	OpReboot   Op = "reboot"
 )
 
-// Handshake is the first frame of a connection: the version in one byte, the
+// Repeats reports whether the connection of an operation may carry another when
+// it has ended without an [Error]: the agent's last frame for it says so.
+func (o Op) Repeats() bool {
+	switch o {
+	case OpExec, OpHello, OpRenew, OpSignal, OpResize, OpClock, OpEntropy, OpHostname,
+		OpStat, OpLstat, OpMkdir, OpMkdirAll, OpRename, OpRemove, OpRmAll, OpSymlink, OpReadlink, OpChmod, OpChown, OpChtimes:
+		return true
+	}
+	return false
+}
+
+// Handshake is the first frame of an operation, and so of a connection: the version in one byte, the
 // generation, the operation's name after its length in one byte, and the rest
 // is the request, see [Encode].
 type Handshake struct {
