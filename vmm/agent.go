@@ -57,7 +57,10 @@ func (vm *VM) renewIdentity(ctx context.Context) error {
 	id := client.Identity{Entropy: make([]byte, 64), Hostname: vm.cfg.Hostname}
 	rand.Read(id.Generation[:]) // never fails
 	rand.Read(id.Entropy)
-	agent := client.New(vm.dialAgent)
+	agent := client.New(vm.dialAgent, client.WithKeptConn(vm.keepConn))
+	if conn := vm.board.Load().vsock.Inherited(proto.AgentPort); conn != nil {
+		agent.Adopt(&guestConn{conn, vm})
+	}
 	if _, err := agent.Renew(ctx, id); err != nil {
 		return vm.because(err)
 	}
@@ -90,16 +93,29 @@ func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	if err != nil {
 		return nil, vm.because(err)
 	}
-	return &guestConn{conn.(halfCloser), vm}, nil
+	return &guestConn{conn.(guestStream), vm}, nil
+}
+
+// keepConn has the connection to the agent, while nothing is under way on it,
+// live on in children: so these need no other one.
+func (vm *VM) keepConn(nc net.Conn, idle bool) {
+	nc.(*guestConn).Keep(idle)
+	if idle {
+		vm.commandEnded()
+	}
 }
 
 // Close is the end of a command, more often than not.
 func (c *guestConn) Close() error {
-	err := c.halfCloser.Close()
-	if c.vm.Timings().AgentReady > 0 {
-		c.vm.recordFootprint()
-	}
+	err := c.guestStream.Close()
+	c.vm.commandEnded()
 	return err
+}
+
+func (vm *VM) commandEnded() {
+	if vm.Timings().AgentReady > 0 {
+		vm.recordFootprint()
+	}
 }
 
 // Listen takes connections that processes in the guest make to a vsock port
@@ -113,26 +129,27 @@ func (vm *VM) ServeUnix(ctx context.Context, l *net.UnixListener) error {
 	return vm.board.Load().vsock.ServeUnix(ctx, l)
 }
 
-type halfCloser interface {
+type guestStream interface {
 	net.Conn
 	CloseWrite() error
 	CloseRead() error
+	Keep(bool)
 }
 
 // guestConn says why the machine ended where the connection alone would only
 // say that it was reset.
 type guestConn struct {
-	halfCloser
+	guestStream
 	vm *VM
 }
 
 func (c *guestConn) Read(p []byte) (int, error) {
-	n, err := c.halfCloser.Read(p)
+	n, err := c.guestStream.Read(p)
 	return n, c.vm.because(err)
 }
 
 func (c *guestConn) Write(p []byte) (int, error) {
-	n, err := c.halfCloser.Write(p)
+	n, err := c.guestStream.Write(p)
 	return n, c.vm.because(err)
 }
 
