@@ -10,19 +10,22 @@ func RunSpare() int { return runSpare() }
 
 // ServeWithSpares is Serve for a process whose own commands are links to
 // program, which is told to run a spare by SpareName.
-func ServeWithSpares(ctx context.Context, l net.Listener, o Options, program string) (func() int, func() error) {
+func ServeWithSpares(ctx context.Context, l net.Listener, o Options, program string) (spares func() []int, serve func() error) {
 	s := newServer(o)
 	s.useSpares(program)
-	pid := func() int {
+	pids := func() (pids []int) {
 		s.spares.mu.Lock()
 		defer s.spares.mu.Unlock()
-		if s.spares.ready == nil {
-			return 0
+		for _, sp := range s.spares.ready {
+			pids = append(pids, sp.process.pid)
 		}
-		return s.spares.ready.process.pid
+		return pids
 	}
-	return pid, func() error { return s.serve(ctx, l) }
+	return pids, func() error { return s.serve(ctx, l) }
 }
 
 // SpareName is the name under which a program is a spare.
 const SpareName = spareName
+
+// MaxSpares is how many there are.
+const MaxSpares = maxSpares

@@ -19,9 +19,9 @@ import (
 
 // To start a program costs more than most of the guest's own commands do, and
 // in a fork, which has none of its memory yet, several times as much. So PID 1
-// has a process of its program started ahead, the spare: it waits for a command
-// line on its standard input, and then is that command. Whatever is not a
-// command of this program is started as anywhere else.
+// has processes of its program started ahead, the spares: each waits for a
+// command line on its standard input, and then is that command. Whatever is not
+// a command of this program is started as anywhere else.
 
 const (
 	// spareName is the spare's argv[0].
@@ -32,6 +32,10 @@ const (
 	// maxSpareRequest bounds what a spare reads as its command, in bytes.
 	maxSpareRequest = proto.MaxPayload
 
+	// maxSpares is how many are kept ready. A fork has those of its parent for
+	// its first commands, and starts none of its own for a while.
+	maxSpares = 2
+
 	// restTime is how long after a command the next spare is started, so that
 	// it is not in the way of another command; freshTime is how long after a
 	// renewal, as a fork has to answer first.
@@ -39,14 +43,14 @@ const (
 	freshTime = 2 * time.Second
 )
 
-// spares keeps a process ready for the next command. The zero value never has
-// one.
+// spares keeps processes ready for the next commands. The zero value never has
+// any.
 type spares struct {
 	program string // that spares run, and that commands of its own are links to
 	start   func() (*spare, error)
 
 	mu    sync.Mutex
-	ready *spare      // guarded by mu; nil: none
+	ready []*spare    // guarded by mu
 	next  *time.Timer // guarded by mu; nil: none is to be started
 	fresh time.Time   // guarded by mu: no start before
 	over  bool        // guarded by mu: no start any more
@@ -69,11 +73,16 @@ func (s *spares) postpone() {
 	}
 }
 
-// prepare has a spare started after a while, unless there is one.
+// prepare has a spare started after a while, and another, until there are
+// enough.
 func (s *spares) prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.start == nil || s.over || s.ready != nil || s.next != nil {
+	s.prepareLocked()
+}
+
+func (s *spares) prepareLocked() {
+	if s.start == nil || s.over || len(s.ready) == maxSpares || s.next != nil {
 		return
 	}
 	s.next = time.AfterFunc(max(restTime, time.Until(s.fresh)), s.refill)
@@ -86,24 +95,30 @@ func (s *spares) refill() {
 	if s.over {
 		return
 	}
-	// Without one commands are merely slower.
-	s.ready, _ = s.start()
+	sp, err := s.start()
+	if err != nil {
+		return // commands are merely slower
+	}
+	s.ready = append(s.ready, sp)
+	s.prepareLocked()
 }
 
-// take returns the spare, if there is one and it lives.
+// take returns a spare, if there is one that lives.
 func (s *spares) take() *spare {
 	s.mu.Lock()
-	sp := s.ready
-	s.ready = nil
-	s.mu.Unlock()
-	if sp != nil && sp.process.hasExited() {
+	defer s.mu.Unlock()
+	for len(s.ready) > 0 {
+		sp := s.ready[0]
+		s.ready = s.ready[1:]
+		if !sp.process.hasExited() {
+			return sp
+		}
 		sp.discard()
-		return nil
 	}
-	return sp
+	return nil
 }
 
-// close ends the spare and starts no other.
+// close ends the spares and starts no other.
 func (s *spares) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,8 +126,8 @@ func (s *spares) close() {
 	if s.next != nil {
 		s.next.Stop()
 	}
-	if s.ready != nil {
-		s.ready.discard()
+	for _, sp := range s.ready {
+		sp.discard()
 	}
 }
 

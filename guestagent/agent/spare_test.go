@@ -20,9 +20,9 @@ import (
 // spareGuest is an agent that has spares, and commands which they can become.
 type spareGuest struct {
 	*client.Client
-	t   *testing.T
-	bin string     // where the commands are
-	pid func() int // of the spare, 0 if there is none
+	t    *testing.T
+	bin  string       // where the commands are
+	pids func() []int // of the spares, the next first
 }
 
 func serveWithSpares(t *testing.T) *spareGuest {
@@ -44,32 +44,34 @@ func serveWithSpares(t *testing.T) *spareGuest {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var serve func() error
-	g.pid, serve = agent.ServeWithSpares(ctx, l, agent.Options{}, self)
+	g.pids, serve = agent.ServeWithSpares(ctx, l, agent.Options{}, self)
 	done := make(chan error, 1)
 	go func() { done <- serve() }()
 	t.Cleanup(func() {
-		pid := g.pid()
+		pids := g.pids()
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Serve: %v", err)
 		}
-		if pid != 0 && exists("/proc/"+strconv.Itoa(pid)) {
-			t.Errorf("spare %d was left behind", pid)
+		for _, pid := range pids {
+			if exists("/proc/" + strconv.Itoa(pid)) {
+				t.Errorf("spare %d was left behind", pid)
+			}
 		}
 	})
 	g.Client = client.New(dialer(path))
 	return g
 }
 
-// spare waits for the spare and returns its process id.
+// spare waits for all spares and returns the process id of the next.
 func (g *spareGuest) spare() int {
 	g.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
-		if pid := g.pid(); pid != 0 {
-			return pid
+		if pids := g.pids(); len(pids) == agent.MaxSpares {
+			return pids[0]
 		}
 		if time.Now().After(deadline) {
-			g.t.Fatal("no spare")
+			g.t.Fatal("no spares")
 		}
 	}
 }
@@ -206,11 +208,14 @@ func awaitChild(t *testing.T, pid int) {
 // and that the next spare is none the worse.
 func TestDeadSpare(t *testing.T) {
 	g := serveWithSpares(t)
-	pid := g.spare()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	for exists("/proc/" + strconv.Itoa(pid)) { // it is collected at once
+	g.spare()
+	dead := g.pids()
+	for _, pid := range dead {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for exists("/proc/" + strconv.Itoa(pid)) { // it is collected at once
+		}
 	}
 	cmd := g.CommandContext(within(t, 20*time.Second), "/bin/echo", "hi")
 	if out, err := cmd.Output(); err != nil || string(out) != "hi\n" {
@@ -218,7 +223,7 @@ func TestDeadSpare(t *testing.T) {
 	}
 	own := g.command("echo", "hi")
 	own.Env = append(own.Env, asCommand+"=1")
-	if out, err := own.Output(); err != nil || string(out) != "hi\n" || own.PID() == pid {
+	if out, err := own.Output(); err != nil || string(out) != "hi\n" || slices.Contains(dead, own.PID()) {
 		t.Errorf("a command: %q, %v", out, err)
 	}
 	if out, err := g.output(g.command("echo", "again")); err != nil || out != "again\n" {
