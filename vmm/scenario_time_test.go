@@ -230,3 +230,8 @@ func tickingChildren(t *testing.T, vm *VM) {
 		}
 	})
 }
+
+// TestScenarioP09TimerChipTicksByItself is the same for the i8254.
+func TestScenarioP09TimerChipTicksByItself(t *testing.T) {
+	tickingChildren(t, startMicro(t, guestPIT.image(0)))
+}

@@ -121,6 +121,9 @@ func saveVCPU(v *vcpu, st *vcpuState, xsaveSize int, msrs *msrList) error {
 //     another mode.
 //   - one TSC offset for all vCPUs, or the guest loses its master clock.
 //   - all LAPICs before the IOAPIC, which may deliver to them at once.
+//   - the interrupt controllers before the PIT, which counts from the call on:
+//     KVM drops a tick at a controller that is masked, and raises no other
+//     until the guest acknowledges that one.
 //   - CLOCK before any vCPU runs, or the guest gets stale parameters.
 func (s *shell) restoreKVM(lead *vcpu, st *kvmState) error {
 	if len(st.VCPUs) != len(s.vcpus) {
@@ -194,13 +197,13 @@ func (s *shell) restoreVCPU(v *vcpu, st *vcpuState, tscOffset uint64) error {
 }
 
 func (s *shell) restoreChips(st *chipState) error {
-	if err := s.vm.SetPIT2(&st.PIT); err != nil {
-		return fmt.Errorf("vmm: KVM_SET_PIT2: %w", err)
-	}
 	for _, chip := range []kvm.IRQChip{st.Master, st.Slave, st.IOAPIC} {
 		if err := s.vm.SetIRQChip(chip); err != nil {
 			return fmt.Errorf("vmm: KVM_SET_IRQCHIP: %w", err)
 		}
+	}
+	if err := s.vm.SetPIT2(&st.PIT); err != nil {
+		return fmt.Errorf("vmm: KVM_SET_PIT2: %w", err)
 	}
 	return nil
 }
