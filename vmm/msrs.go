@@ -77,11 +77,18 @@ func newMSRList(s *shell) (*msrList, error) {
 			if excludedMSR(index) != "" {
 				continue
 			}
-			if _, err := readMSR(c.kvm, index); err == nil {
+			switch _, err = readMSR(c.kvm, index); {
+			case err == nil:
 				l.indices = append(l.indices, index)
+			case !errors.Is(err, kvm.ErrMSRRefused):
+				return // it may well have that one
 			}
 		}
+		err = nil
 	})
+	if err != nil {
+		return nil, fmt.Errorf("vmm: look for MSRs: %w", err)
+	}
 	return &l, nil
 }
 

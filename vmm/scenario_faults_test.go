@@ -3,6 +3,8 @@ package vmm
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -104,6 +106,24 @@ func TestScenarioP14FailedForkIsAnError(t *testing.T) {
 	}
 	before := holdings(t, vm)
 	eachFailing(t, fork, func() { awaitCounter(t, vm, counter(t, vm)) })
+	sameHoldings(t, before, vm)
+}
+
+// TestScenarioP14FailedBootIsAnError does the same to a machine that boots.
+func TestScenarioP14FailedBootIsAnError(t *testing.T) {
+	vm := startMicro(t, guestCounter) // opens the device, or skips
+	kernel := filepath.Join(t.TempDir(), "kernel")
+	if err := os.WriteFile(kernel, elfKernel(guestHalt), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := holdings(t, vm)
+	eachFailing(t, func() error {
+		vm, err := Start(t.Context(), Config{Kernel: kernel, Memory: MinMemory, VCPUs: 2, Bare: true})
+		if err == nil {
+			closeVM(t, vm)
+		}
+		return err
+	}, func() {})
 	sameHoldings(t, before, vm)
 }
 
