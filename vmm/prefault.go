@@ -62,7 +62,8 @@ func (f *footprint) set(written []run) {
 
 // recordFootprint takes the record of a child whose first command has ended.
 func (vm *VM) recordFootprint() {
-	if vm.footprint == nil || vm.recorded.Swap(true) || !vm.footprint.wanted() {
+	// What a machine wrote since it was booted is no guide for a child.
+	if vm.footprint == nil || vm.origin == nil || vm.recorded.Swap(true) || !vm.footprint.wanted() {
 		return
 	}
 	written, err := vm.mem.footprint()
