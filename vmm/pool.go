@@ -162,6 +162,9 @@ func (p *shellPool) fill(ctx context.Context, n int) error {
 		case <-ctx.Done():
 		}
 		p.mu.Lock()
+		if p.users == 0 {
+			return ErrClosed // and what is built is freed at once
+		}
 		if err := cmp.Or(p.failed, ctx.Err()); err != nil {
 			return err
 		}
