@@ -41,16 +41,22 @@ func relaxTimers() error {
 }
 
 // withSlack calls f, which starts a process, on a thread with slack for the
-// process to inherit. 0 leaves it as it is.
+// process to inherit, and gives the thread its own back. 0 leaves it as it is.
 func withSlack(slack uintptr, f func() error) error {
 	if slack == 0 {
 		return f()
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0); err != nil {
+	own, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err == nil {
+		err = unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0)
+	}
+	if err != nil {
 		return fmt.Errorf("timer slack: %w", err)
 	}
+	// Or the next process that leaves it alone would inherit this one's.
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(own), 0, 0, 0)
 	return f()
 }
 
