@@ -22,7 +22,7 @@ type Call struct {
 	// Arg is the ioctl's argument where that is a number, and otherwise the
 	// first 8 bytes of the structure that it points to: the number of entries
 	// of a list, the id of an interrupt controller. It is 0 where there is no
-	// argument or it is shorter.
+	// argument or it is shorter. For KVM_RUN it is kvm_run.immediate_exit.
 	Arg uint64
 }
 

@@ -103,6 +103,13 @@ func TestObserverMakesCallsFail(t *testing.T) {
 		}
 	}
 	r.fail["KVM_RUN"] = unix.EINTR
+	for _, immediate := range []bool{true, false} {
+		g.VCPU.SetImmediateExit(immediate)
+		_ = g.VCPU.Run()
+		if c := r.calls[len(r.calls)-1]; c.Name != "KVM_RUN" || (c.Arg == 1) != immediate {
+			t.Errorf("immediate_exit %v is told as %+v", immediate, c)
+		}
+	}
 	if err := g.VCPU.Run(); err != unix.EINTR {
 		t.Errorf("Run: %v, want EINTR as it is", err)
 	}

@@ -43,6 +43,11 @@ func overlay(page []byte) *runPage {
 
 func (r *runPage) setImmediateExit(on bool) { r.setRequest(requestImmediateExit, on) }
 
+// immediateExit is 1 if immediate_exit is set.
+func (r *runPage) immediateExit() uint32 {
+	return atomic.LoadUint32(&r.request) & requestImmediateExit / requestImmediateExit
+}
+
 func (r *runPage) setRequest(bit uint32, on bool) {
 	if on {
 		atomic.OrUint32(&r.request, bit)

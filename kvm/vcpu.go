@@ -75,7 +75,7 @@ func (c *VCPU) Run() error {
 	if d.fd < 0 {
 		return reqRun.failed(unix.EBADF)
 	}
-	errno := d.observed.ask(reqRun, 0)
+	errno := d.observed.ask(reqRun, uint64(c.run.immediateExit()))
 	if errno == 0 {
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(d.fd), reqRun.number, 0)
 	}

@@ -71,6 +71,7 @@ func write(under *snapshot.Table, texts ...string) *snapshot.Table {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer w.Close()
 	page := func(i int) int64 { return int64(i) * snapshot.PageSize }
 	for i, text := range texts {
 		if err := w.WriteAt(append([]byte(text), make([]byte, snapshot.PageSize-len(text))...), page(i)); err != nil {

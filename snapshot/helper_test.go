@@ -30,6 +30,7 @@ func memoryLayer(t testing.TB, content pages) *Layer {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
 	for i, b := range content {
 		if b == 0 {
 			continue

@@ -31,12 +31,12 @@ func NewLayerWriter(size int64) (*LayerWriter, error) {
 	}
 	w := &LayerWriter{file: os.NewFile(uintptr(fd), "forkvm-layer")}
 	if err := unix.Ftruncate(fd, size); err != nil {
-		w.Abandon()
+		w.Close()
 		return nil, fmt.Errorf("snapshot: size of layer: %w", err)
 	}
 	w.window, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		w.Abandon()
+		w.Close()
 		return nil, fmt.Errorf("snapshot: map a layer of %d MiB: %w", size>>20, err)
 	}
 	w.reserved = make([]uint64, (size/PageSize+63)/64)
@@ -55,9 +55,7 @@ func (w *LayerWriter) Reserve(off, n int64) error {
 	case err != nil:
 		return fmt.Errorf("snapshot: memory for a layer: %w", err)
 	}
-	for page := off / PageSize; page < (off+n)/PageSize; page++ {
-		w.reserved[page/64] |= 1 << (page % 64)
-	}
+	w.setReserved(off, n, true)
 	return nil
 }
 
@@ -75,7 +73,18 @@ func (w *LayerWriter) WriteAt(p []byte, off int64) error {
 	if _, err := w.file.WriteAt(p, off); err != nil {
 		return fmt.Errorf("snapshot: write layer: %w", err)
 	}
+	w.setReserved(off, int64(len(p)), true)
 	return nil
+}
+
+func (w *LayerWriter) setReserved(off, n int64, on bool) {
+	for page := off / PageSize; page < (off+n)/PageSize; page++ {
+		if on {
+			w.reserved[page/64] |= 1 << (page % 64)
+		} else {
+			w.reserved[page/64] &^= 1 << (page % 64)
+		}
+	}
 }
 
 func (w *LayerWriter) isReserved(off, n int64) bool {
@@ -114,9 +123,17 @@ func (w *LayerWriter) Fill(t *Table, off, n int64) (mapped int64, err error) {
 	return mapped, nil
 }
 
-// Holds tells whether the page at off, which was written, is the same as p.
+// Holds tells whether the page at off is the same as p. It may be asked after
+// Seal as well, until Close.
 func (w *LayerWriter) Holds(p []byte, off int64) bool {
-	return w.check(off, int64(len(p))) == nil && bytes.Equal(w.window[off:off+int64(len(p))], p)
+	if w.check(off, PageSize) != nil {
+		return false
+	}
+	page := zeroPage[:]
+	if w.isReserved(off, PageSize) { // a hole would be filled by looking at it
+		page = w.window[off : off+PageSize]
+	}
+	return bytes.Equal(page, p)
 }
 
 // FreeZeros gives back the memory of pages in the range that were written and
@@ -149,9 +166,7 @@ func (w *LayerWriter) Free(off, n int64) error {
 	if err != nil {
 		return fmt.Errorf("snapshot: free pages of a layer: %w", err)
 	}
-	for page := off / PageSize; page < (off+n)/PageSize; page++ {
-		w.reserved[page/64] &^= 1 << (page % 64)
-	}
+	w.setReserved(off, n, false)
 	return nil
 }
 
@@ -175,35 +190,30 @@ func leading(p []byte, zeros bool) int64 {
 	return int64(n)
 }
 
-// Seal makes the layer immutable. The writer must not be used afterwards.
+// Seal makes the layer immutable. The writer must not be used afterwards, but
+// for Holds, and needs a Close.
 func (w *LayerWriter) Seal() (*Layer, error) {
-	size := int64(len(w.window))
-	w.unmap()
-	// FUTURE_WRITE rather than WRITE: it need not look for writable mappings,
-	// of which there are none, and so does not walk the pages.
+	// FUTURE_WRITE rather than WRITE, which would have the mapping of the
+	// writer removed first, page by page.
 	const seals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(w.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		w.Abandon()
+		w.Close()
 		return nil, fmt.Errorf("snapshot: seal layer: %w", err)
 	}
-	l := &Layer{file: w.file, size: size}
+	l := &Layer{file: w.file, size: int64(len(w.window))}
 	l.refs.Store(1)
 	w.file = nil
 	return l, nil
 }
 
-// Abandon frees an unsealed layer. It does nothing after Seal.
-func (w *LayerWriter) Abandon() {
-	w.unmap()
-	if w.file != nil {
-		w.file.Close()
-		w.file = nil
-	}
-}
-
-func (w *LayerWriter) unmap() {
+// Close frees what the writer has: the layer too, unless it is sealed.
+func (w *LayerWriter) Close() {
 	if w.window != nil {
 		_ = unix.Munmap(w.window)
 		w.window = nil
+	}
+	if w.file != nil {
+		w.file.Close()
+		w.file = nil
 	}
 }

@@ -16,6 +16,7 @@ func layerOf(t *testing.T, pages ...byte) *Layer {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
 	for i, b := range pages {
 		if i%2 == 1 { // both ways to write
 			if err := w.Reserve(int64(i)*PageSize, PageSize); err != nil {
@@ -80,7 +81,7 @@ func TestLayerWriterRefusesBadRanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Abandon()
+	defer w.Close()
 	for _, r := range [][2]int64{{0, 100}, {1, PageSize}, {-PageSize, PageSize}, {4 * PageSize, PageSize}, {0, 5 * PageSize}} {
 		if w.Reserve(r[0], r[1]) == nil || w.Free(r[0], r[1]) == nil || w.WriteAt(make([]byte, r[1]), r[0]) == nil {
 			t.Errorf("%v was accepted", r)
@@ -93,6 +94,7 @@ func TestPageWrittenTwiceAndFreed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
 	if err := w.Reserve(0, 2*PageSize); err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +176,7 @@ func TestOverlayAgainstPlainCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer w.Close()
 		l, err := w.Seal()
 		if err != nil {
 			t.Fatal(err)

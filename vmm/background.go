@@ -19,8 +19,18 @@ var backgroundWork = struct {
 	idle  chan struct{} // guarded by mu: closed when n is 0 again; nil if it is
 }{slots: make(chan struct{}, maxBackground)}
 
-// inBackground runs f in the background. A few at a time wait for their turn.
+// inBackground runs f in the background, when it is its turn.
 func inBackground(f func()) {
+	inBackgroundAtOnce(func() {
+		backgroundWork.slots <- struct{}{}
+		f()
+		<-backgroundWork.slots
+	})
+}
+
+// inBackgroundAtOnce is for what others may have to wait for, in the background
+// as well.
+func inBackgroundAtOnce(f func()) {
 	backgroundWork.mu.Lock()
 	backgroundWork.n++
 	if backgroundWork.idle == nil {
@@ -28,9 +38,7 @@ func inBackground(f func()) {
 	}
 	backgroundWork.mu.Unlock()
 	go func() {
-		backgroundWork.slots <- struct{}{}
 		f()
-		<-backgroundWork.slots
 		backgroundWork.mu.Lock()
 		defer backgroundWork.mu.Unlock()
 		if backgroundWork.n--; backgroundWork.n == 0 {

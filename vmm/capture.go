@@ -39,9 +39,10 @@ type captured struct {
 	dirty, copied int64 // pages written since the last capture; pages copied
 }
 
-// memoryCapture is a capture of a machine's memory under way. It has three
-// parts: newCapture while the machine runs, freeze while it stands still, and
-// finish, when it may run again. Only freeze is part of the pause.
+// memoryCapture is a capture of a machine's memory under way. It has four
+// parts: newCapture while the machine runs, freeze while it stands still,
+// finish, when it may run again, and settle, when children may start. Only
+// freeze is part of the pause.
 //
 // The new layer has every page at its offset in RAM. So one that was copied
 // before the pause and written again is simply copied again.
@@ -49,14 +50,18 @@ type memoryCapture struct {
 	m      *memory
 	layer  *snapshot.LayerWriter // nil as long as there is nothing to copy
 	copied []run
-	last   []run     // those of them that were copied by freeze
-	zeros  []run     // given back by the guest since the last capture
-	done   *captured // set early where freeze has to finish
+	last   []run           // those of them that were copied by freeze
+	zeros  []run           // given back by the guest since the last capture
+	done   *captured       // set early where freeze has to finish
+	old    *snapshot.Table // what the last capture saw, to be freed
+
+	finished bool
 }
 
 // newCapture begins a capture. If the machine runs meanwhile and has written
 // much, most of that is copied already.
 func (m *memory) newCapture(runs bool) (*memoryCapture, error) {
+	m.settle()
 	if err := m.trackWrites(); err != nil {
 		return nil, err
 	}
@@ -65,7 +70,7 @@ func (m *memory) newCapture(runs bool) (*memoryCapture, error) {
 	if err != nil || len(written) == 0 {
 		return c, err
 	}
-	if runs && m.tracker != nil {
+	if runs && m.tracked() {
 		written, err = c.precopy(written)
 	}
 	if err == nil {
@@ -95,7 +100,7 @@ func (c *memoryCapture) precopy(written []run) ([]run, error) {
 		if err := c.copy(taken); err != nil {
 			return nil, err
 		}
-		if written, err = c.m.tracker.written(); err != nil {
+		if written, err = c.m.written(); err != nil {
 			return nil, err
 		}
 		before := left
@@ -109,7 +114,7 @@ func (c *memoryCapture) precopy(written []run) ([]run, error) {
 // reserve gets the memory that the pages will be copied into.
 func (c *memoryCapture) reserve(runs []run) (err error) {
 	if c.layer == nil {
-		if c.layer, err = snapshot.NewLayerWriter(int64(len(c.m.ram))); err != nil {
+		if c.layer, err = c.m.newLayer(int64(len(c.m.ram))); err != nil {
 			return err
 		}
 	}
@@ -160,27 +165,6 @@ func (c *memoryCapture) freeze() error {
 	return nil
 }
 
-// takeLast has the next capture find only what was written since the freeze.
-// That is not done in the pause: the pages are protected while the machine
-// runs again, and those that are no longer what was copied stay pending.
-func (c *memoryCapture) takeLast() ([]run, error) {
-	if len(c.last) == 0 || c.m.tracker == nil {
-		return nil, nil
-	}
-	if _, err := c.m.take(c.last); err != nil {
-		return nil, err
-	}
-	var changed []run
-	for _, r := range c.last {
-		for at := r.start; at < r.end; at += pageSize {
-			if !c.layer.Holds(c.m.ram[at:at+pageSize], at) {
-				changed = appendRun(changed, run{at, at + pageSize})
-			}
-		}
-	}
-	return changed, nil
-}
-
 // finishStill is the rest of a capture without write tracking. The pages just
 // copied would count as written for ever; so the machine is given the layer in
 // place of them. Should there be no room for a mapping, they stay, hold the
@@ -214,7 +198,7 @@ func (c *memoryCapture) takeReleased() error {
 }
 
 // finish makes the layer and returns the table that describes all of memory
-// as it was when it was frozen.
+// as it was when it was frozen. The rest is done in the background.
 func (c *memoryCapture) finish() (captured, error) {
 	if c.done == nil {
 		done, _, err := c.seal()
@@ -223,28 +207,65 @@ func (c *memoryCapture) finish() (captured, error) {
 		}
 		c.done = done
 	}
-	done := *c.done
-	c.done = nil
-	return done, nil
+	settled := make(chan struct{})
+	c.finished, c.m.settling = true, settled
+	inBackgroundAtOnce(func() {
+		defer close(settled)
+		c.settle()
+	})
+	return *c.done, nil
 }
 
 // seal lays the copied pages over what the last capture saw. It also returns
 // the runs that the new layer covers.
 func (c *memoryCapture) seal() (*captured, []run, error) {
-	changed, err := c.takeLast()
-	if err != nil {
-		return nil, nil, err
-	}
 	table, runs, filled, err := c.lay()
 	if err != nil {
 		return nil, nil, err
 	}
 	m := c.m
-	m.base.Release()
-	m.base = table.Retain()
-	m.pending, c.zeros = changed, nil
+	c.old, m.base = m.base, table.Retain()
+	c.zeros = nil
 	dirty := pagesIn(c.copied)
 	return &captured{table, dirty, dirty + filled}, runs, nil
+}
+
+// settle frees what the capture needs no more, and has the next one find only
+// what was written since the freeze. Neither children nor the machine itself
+// have to wait for it: its pages are protected while it runs again, and those
+// that are no longer what was copied stay pending. So do all if that fails.
+func (c *memoryCapture) settle() {
+	if changed, err := c.changed(); err == nil {
+		c.m.pending = changed
+	}
+	c.free()
+}
+
+// changed protects the pages that freeze copied, and returns those that have
+// been written again before: of these, and of those between that had to be
+// protected along with them.
+func (c *memoryCapture) changed() ([]run, error) {
+	taken, err := c.m.take(c.last)
+	if err != nil {
+		return nil, err
+	}
+	var changed []run
+	for _, r := range c.last {
+		for at := r.start; at < r.end; at += pageSize {
+			if !c.layer.Holds(c.m.ram[at:at+pageSize], at) {
+				changed = appendRun(changed, run{at, at + pageSize})
+			}
+		}
+	}
+	return union(lacking(taken, c.last), changed), nil
+}
+
+// settle waits until the last capture has nothing to do any more.
+func (m *memory) settle() {
+	if m.settling != nil {
+		<-m.settling
+		m.settling = nil
+	}
 }
 
 // lay makes the layer. It also returns the runs that it covers, and how many of
@@ -269,7 +290,6 @@ func (c *memoryCapture) lay() (table *snapshot.Table, runs []run, filled int64, 
 		filled += n / pageSize
 	}
 	layer, err := c.layer.Seal()
-	c.layer = nil
 	if err != nil {
 		return nil, nil, 0, err
 	}
@@ -279,18 +299,30 @@ func (c *memoryCapture) lay() (table *snapshot.Table, runs []run, filled int64, 
 }
 
 // abandon frees what a failed capture has. What it took counts for the next.
+// After finish it does nothing.
 func (c *memoryCapture) abandon() {
+	if c.finished {
+		return
+	}
 	c.m.mu.Lock()
 	c.m.released = union(c.m.released, c.zeros)
 	c.m.mu.Unlock()
 	c.zeros = nil
-	if c.layer != nil {
-		c.layer.Abandon()
-		c.layer = nil
-	}
 	if c.done != nil {
 		c.done.table.Release()
 		c.done = nil
+	}
+	c.free()
+}
+
+func (c *memoryCapture) free() {
+	if c.layer != nil {
+		c.layer.Close()
+		c.layer = nil
+	}
+	if c.old != nil {
+		c.old.Release()
+		c.old = nil
 	}
 }
 
@@ -313,6 +345,13 @@ func (m *memory) trackWrites() (err error) {
 	}
 	m.looked = err == nil
 	return err
+}
+
+// tracked tells whether writes are tracked. The guest may end that, see punch.
+func (m *memory) tracked() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tracker != nil
 }
 
 // written are the private pages that no capture has seen as they are now.
@@ -382,7 +421,7 @@ func compactTable(table *snapshot.Table, limit int) (*snapshot.Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer w.Abandon()
+	defer w.Close()
 	for _, r := range all {
 		for at := r.start; at < r.end; at += compactChunk {
 			n := min(compactChunk, r.end-at)

@@ -16,9 +16,9 @@ const pageSize = snapshot.PageSize
 // errNotRAM is what a device or loader gets for an address that no RAM backs.
 var errNotRAM = errors.New("vmm: guest address is not RAM")
 
-// memory is a machine's RAM: one range of host addresses, private to the
-// process, over which the layers of an extent table are mapped. What the
-// machine writes stays in private pages on top of them; captures copy those.
+// memory is a machine's RAM: one range of host addresses to which the layers of
+// an extent table are mapped, privately, and zeros between them. What the
+// machine writes stays in private pages on top; captures copy those.
 //
 // Offsets into it are RAM offsets: equal to guest-physical addresses below
 // the gap, 1 GiB less above.
@@ -34,6 +34,9 @@ type memory struct {
 	looked  bool  // whether a tracker can be had was found out
 	pending []run // taken from the tracker, but in no layer yet
 
+	newLayer func(size int64) (*snapshot.LayerWriter, error) // replaced where some are made ahead
+	settling chan struct{}                                   // closed when the last capture is settled; nil once that was seen
+
 	untracked bool // for tests: as on an older kernel
 
 	// mu is held while mappings are looked at or changed that the guest may
@@ -45,25 +48,24 @@ type memory struct {
 	mappings int64         // share of the budget of that name
 }
 
-// reserveMemory reserves a range for size bytes of RAM, all zeros until a
-// table is mapped into it.
+// reserveMemory reserves addresses for size bytes of RAM. It must not be
+// touched before a table is mapped into it.
 func reserveMemory(size int64) (*memory, error) {
-	m := new(memory)
+	m := &memory{newLayer: snapshot.NewLayerWriter}
 	if err := mappings.resize(&m.mappings, 1); err != nil {
 		return nil, err
 	}
-	ram, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	addr, err := addresses.take(size)
 	if err != nil {
 		m.close()
 		return nil, fmt.Errorf("vmm: reserve %d MiB of guest memory: %w", size>>20, err)
 	}
-	m.ram = ram
+	m.ram = bytesAt(addr, size)
 	return m, nil
 }
 
-// mapTable maps a table of its size into reserved memory that nothing has
-// touched. It takes references on the table.
+// mapTable maps a table of its size into reserved memory. It takes references
+// on the table.
 func (m *memory) mapTable(table *snapshot.Table) error {
 	if table.Size() != int64(len(m.ram)) {
 		return fmt.Errorf("vmm: %d bytes of memory for a machine of %d", table.Size(), len(m.ram))
@@ -71,13 +73,18 @@ func (m *memory) mapTable(table *snapshot.Table) error {
 	if err := mappings.resize(&m.mappings, mappingsOf(table)); err != nil {
 		return err
 	}
+	for _, e := range table.Extents() {
+		if err := mapNewPrivate(m.ram[e.Start:e.End()], e.Layer.FD(), e.Offset); err != nil {
+			return fmt.Errorf("vmm: map layer to guest memory at %#x: %w", e.Start, err)
+		}
+	}
+	for _, gap := range lacking([]run{{0, table.Size()}}, runsOf(table)) {
+		if err := mapNewZeros(m.ram[gap.start:gap.end]); err != nil {
+			return fmt.Errorf("vmm: map zeros to guest memory at %#x: %w", gap.start, err)
+		}
+	}
 	if len(table.Extents()) > 0 {
 		m.useSmallPages()
-	}
-	for _, e := range table.Extents() {
-		if err := m.overlay(e); err != nil {
-			return err
-		}
 	}
 	m.birth, m.table, m.base = table.Retain(), table.Retain(), table.Retain()
 	return nil
@@ -123,6 +130,7 @@ func (m *memory) adoptCompact(table *snapshot.Table) {
 }
 
 func (m *memory) close() error {
+	m.settle()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_ = mappings.resize(&m.mappings, 0)
@@ -134,7 +142,11 @@ func (m *memory) close() error {
 	m.birth, m.table, m.base = nil, nil, nil
 	var errs []error
 	if m.ram != nil {
-		errs = append(errs, unix.Munmap(m.ram))
+		err := unmap(m.ram)
+		if err == nil {
+			addresses.give(hostAddr(m.ram), int64(len(m.ram)))
+		}
+		errs = append(errs, err)
 		m.ram = nil
 	}
 	if m.tracker != nil {

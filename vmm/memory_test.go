@@ -316,3 +316,45 @@ func TestCoalesce(t *testing.T) {
 		}
 	}
 }
+
+// TestAddresses checks that machines get ranges of their own, where nothing
+// was, and that those of machines that are gone are used again.
+func TestAddresses(t *testing.T) {
+	const size = 64 << 20
+	a := addressSpace{free: make(map[int64][]uintptr)}
+	var all []uintptr
+	for range 20 {
+		addr, err := a.take(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range all {
+			if addr < other+size && other < addr+size {
+				t.Fatalf("ranges at %#x and %#x overlap", addr, other)
+			}
+		}
+		if err := mapNewZeros(bytesAt(addr, size)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unmap(bytesAt(addr, size)) })
+		all = append(all, addr)
+	}
+	if err := mapNewZeros(bytesAt(all[3], size)); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("mapped over what is there: %v", err)
+	}
+	// Somebody else's mapping where the next range would be.
+	a.next = all[5]
+	if addr, err := a.take(size); err != nil || addr == all[5] {
+		t.Errorf("a range in use is handed out: %#x, %v", addr, err)
+	}
+	a.give(all[7], size)
+	if addr, err := a.take(2 * size); err != nil || addr == all[7] {
+		t.Errorf("a short range for a long one: %#x, %v", addr, err)
+	}
+	if addr, err := a.take(size); err != nil || addr != all[7] {
+		t.Errorf("got %#x, %v, want that given back, %#x", addr, err, all[7])
+	}
+	if _, err := a.take(highestAddress); err == nil {
+		t.Error("more than there is was found")
+	}
+}

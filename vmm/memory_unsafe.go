@@ -9,18 +9,61 @@ import (
 // hostAddr is the host virtual address of the range.
 func hostAddr(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }
 
-// mapZeros replaces the mapping of dst by fresh zeros.
+// at is the address as a pointer. It never points into the heap of Go.
+func at(addr uintptr) unsafe.Pointer { return unsafe.Add(unsafe.Pointer(nil), addr) }
+
+// bytesAt are n bytes at an address. To touch them before something is mapped
+// there is a crash.
+func bytesAt(addr uintptr, n int64) []byte { return unsafe.Slice((*byte)(at(addr)), n) }
+
+// checkUnmapped fails with EEXIST if anything is mapped in a range, or with
+// the error of the kernel if nothing can be.
+func checkUnmapped(addr uintptr, size int64) error {
+	got, err := unix.MmapPtr(-1, 0, at(addr), uintptr(size), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE)
+	if err != nil {
+		return err
+	}
+	if err := unix.MunmapPtr(got, uintptr(size)); err != nil {
+		return err
+	}
+	if got != at(addr) {
+		return unix.EEXIST // Linux before 4.17 takes the address for a hint
+	}
+	return nil
+}
+
+const privately = unix.MAP_PRIVATE | unix.MAP_NORESERVE
+
+// mapZeros maps fresh zeros to dst, in place of what may be there.
 func mapZeros(dst []byte) error {
-	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)),
-		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
+	return mapAt(dst, -1, 0, privately|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+}
+
+// mapNewZeros maps fresh zeros to dst, where nothing is.
+func mapNewZeros(dst []byte) error {
+	return mapAt(dst, -1, 0, privately|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
+}
+
+// mapPrivate maps fd at offset to dst, privately, in place of what may be
+// there. The address range stays the same, so a memslot over it stays valid:
+// KVM learns of the change through its MMU notifier.
+func mapPrivate(dst []byte, fd int, offset int64) error {
+	return mapAt(dst, fd, offset, privately|unix.MAP_FIXED)
+}
+
+// mapNewPrivate is mapPrivate where nothing is.
+func mapNewPrivate(dst []byte, fd int, offset int64) error {
+	return mapAt(dst, fd, offset, privately|unix.MAP_FIXED_NOREPLACE)
+}
+
+func mapAt(dst []byte, fd int, offset int64, flags int) error {
+	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)),
+		unix.PROT_READ|unix.PROT_WRITE, flags)
 	return err
 }
 
-// mapPrivate replaces the mapping of dst by a private one of fd at offset.
-// The address range stays the same, so a memslot over it stays valid: KVM
-// learns of the change through its MMU notifier.
-func mapPrivate(dst []byte, fd int, offset int64) error {
-	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)),
-		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_NORESERVE|unix.MAP_FIXED)
-	return err
+// unmap removes what is mapped in a range.
+func unmap(dst []byte) error {
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)))
 }

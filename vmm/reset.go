@@ -55,6 +55,7 @@ const forgetGap = 8 // pages
 
 // reset brings back what was mapped at birth. The machine stands still.
 func (m *memory) reset() error {
+	m.settle()
 	private, err := privatePages(m.ram)
 	if err != nil {
 		return err

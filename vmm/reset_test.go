@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/devices/virtio/balloon"
+	"github.com/forkvm/forkvm/snapshot"
 )
 
 func TestResetGoesBackToTheFork(t *testing.T) {
@@ -151,6 +152,57 @@ func TestCaptureAgainstAWriter(t *testing.T) {
 				t.Errorf("%d pages to capture when nothing was written", c.dirty)
 			}
 		})
+	}
+}
+
+// TestCaptureKeepsWhatIsWrittenAfterIt writes between the freeze and the end of
+// a capture, as a machine does that runs again: to pages that were copied, and to
+// those between them, of more runs than are protected one by one. The next
+// capture must have all of it.
+func TestCaptureKeepsWhatIsWrittenAfterIt(t *testing.T) {
+	const pages = 8 * maxTakes
+	m := newMemory(t, pages*pageSize)
+	for p := range pages {
+		m.ram[p*pageSize] = 1
+	}
+	capture(t, m).table.Release()
+	for round := range 4 {
+		for p := 0; p < pages; p += 2 {
+			m.ram[p*pageSize]++
+		}
+		c, err := m.newCapture(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.freeze(); err != nil {
+			t.Fatal(err)
+		}
+		frozen := bytes.Clone(m.ram)
+		write := func() {
+			for p := round; p < pages; p += 5 {
+				m.ram[p*pageSize+1]++
+			}
+		}
+		if round%2 == 0 {
+			write()
+		}
+		done, err := c.finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round%2 == 1 { // at the same time as the rest of the capture
+			write()
+		}
+		for _, want := range []struct {
+			table *snapshot.Table
+			bytes []byte
+		}{{done.table, frozen}, {capture(t, m).table, m.ram}} {
+			child := mapped(t, want.table)
+			want.table.Release()
+			if !bytes.Equal(child.ram, want.bytes) {
+				t.Fatalf("round %d: a child has other bytes", round)
+			}
+		}
 	}
 }
 

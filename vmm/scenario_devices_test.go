@@ -136,7 +136,7 @@ func TestScenarioM18ResetReachesTheRightQueue(t *testing.T) {
 		var child *VM
 		r := traceDuring(t, func(r *ioctlTrace) {
 			child = forks(t, vm, 1)[0]
-			r.awaitCall(t, child, "KVM_RUN")
+			r.awaitCall(t, child, entry)
 		})
 		pause(t, child)
 		raised := first(r.of(child), callWith("KVM_IRQ_LINE", virtioGSI(slotVsock)))

@@ -25,14 +25,14 @@ func savedAndRestored(t *testing.T) (parent, child []kvm.Call) {
 	var c *VM
 	r := traceDuring(t, func(r *ioctlTrace) {
 		c = forks(t, vm, 1)[0]
-		r.awaitCall(t, c, "KVM_RUN")
+		r.awaitCall(t, c, entry)
 	})
 	return r.of(vm), r.of(c)
 }
 
 var (
 	deadline = callWith("KVM_SET_MSRS", uint32(1)) // all others are set in one call
-	entry    = call("KVM_RUN")
+	entry    = callWith("KVM_RUN", uint32(0))      // not one that KVM leaves at once
 )
 
 // restoreRules is the order of a restore, for each vCPU. The failures are

@@ -79,13 +79,13 @@ func (r *ioctlTrace) of(vm *VM) []kvm.Call {
 	return calls
 }
 
-// awaitCall waits until each vCPU of a machine has made a call of that name.
-func (r *ioctlTrace) awaitCall(t testing.TB, vm *VM, name string) {
+// awaitCall waits until each vCPU of a machine has made such a call.
+func (r *ioctlTrace) awaitCall(t testing.TB, vm *VM, what which) {
 	t.Helper()
 	missing := func() bool {
 		calls := r.of(vm)
 		for _, c := range vm.shell.vcpus {
-			if !slices.ContainsFunc(calls, func(k kvm.Call) bool { return k.VCPU == c.id && k.Name == name }) {
+			if !slices.ContainsFunc(calls, func(k kvm.Call) bool { return k.VCPU == c.id && what.matches(k) }) {
 				return true
 			}
 		}
@@ -93,7 +93,7 @@ func (r *ioctlTrace) awaitCall(t testing.TB, vm *VM, name string) {
 	}
 	for deadline := time.Now().Add(patience); missing(); runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Fatalf("no %s on every vCPU", name)
+			t.Fatalf("no %v on every vCPU", what)
 		}
 	}
 }

@@ -36,7 +36,7 @@ type shellSpec struct {
 //
 // Memslots come right after KVM_CREATE_VM: registering them after the
 // interrupt chips costs a grace period, 7 ms, on Linux 6.18 (commit 7d9a0273).
-// What is mapped into the memory later does not matter to a memslot.
+// A memslot needs no more than addresses; what is mapped there comes later.
 func newShell(spec shellSpec) (s *shell, err error) {
 	if err := checkSIGURG(); err != nil {
 		return nil, err
@@ -92,6 +92,11 @@ func newShell(spec shellSpec) (s *shell, err error) {
 func (s *shell) prepare(c *vcpu, spec shellSpec) (err error) {
 	if err := c.kvm.SetCPUID2(cpuidFor(s.cpuid, c.id, spec.vcpus)); err != nil {
 		return fmt.Errorf("CPUID: %w", err)
+	}
+	if c.id == 0 {
+		if err := c.runNothing(); err != nil {
+			return fmt.Errorf("first KVM_RUN: %w", err)
+		}
 	}
 	if c.tscKHz, err = c.kvm.TSCKHz(); err != nil {
 		return fmt.Errorf("KVM_GET_TSC_KHZ: %w", err)

@@ -45,16 +45,13 @@ type vcpu struct {
 
 	mu    sync.Mutex
 	queue []func() // guarded by mu
+	rests bool     // guarded by mu: the thread waits for wake
 	gone  bool     // guarded by mu: the thread has left its loop
 
 	wake   chan struct{} // capacity 1: the queue has something
 	done   chan struct{} // closed when the thread is gone
 	tid    atomic.Int64
 	parked bool // owned by the thread
-
-	// spurious is how often the first KVM_RUN may fail with ENOMEM before
-	// that is believed: some kernels answer so once. Owned by the thread.
-	spurious int
 
 	threads int64 // share of the budget of that name
 	quit    bool  // owned by the thread
@@ -63,7 +60,7 @@ type vcpu struct {
 // newVCPU starts the thread and makes the vCPU on it.
 func newVCPU(vm *kvm.VM, id int) (*vcpu, error) {
 	c := &vcpu{
-		id: id, parked: true, spurious: 3,
+		id: id, parked: true,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	if err := threads.resize(&c.threads, 1); err != nil {
@@ -98,7 +95,6 @@ func (c *vcpu) loop() {
 	for !c.quit {
 		switch err := c.kvm.Run(); {
 		case err == nil:
-			c.spurious = 0
 			if c.first != nil {
 				c.first()
 				c.first = nil
@@ -107,8 +103,6 @@ func (c *vcpu) loop() {
 				c.parked = true
 				c.drain()
 			}
-		case errors.Is(err, unix.ENOMEM) && c.spurious > 0:
-			c.spurious--
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 			// EINTR is a kick, or Go's own preemption signal, which is
 			// the same one. EAGAIN is an application processor that got
@@ -125,15 +119,31 @@ func (c *vcpu) loop() {
 	}
 }
 
+// runNothing makes the first KVM_RUN of a machine, which does not get to the
+// guest. KVM starts a thread of its own in it, which takes longer than all the
+// rest of a fork. It runs on the vCPU's thread.
+func (c *vcpu) runNothing() error {
+	c.kvm.SetImmediateExit(true)
+	defer c.kvm.SetImmediateExit(false)
+	// Some kernels answer ENOMEM if a signal disturbs the start of the thread.
+	err := error(unix.ENOMEM)
+	for n := 0; n < 8 && errors.Is(err, unix.ENOMEM); n++ {
+		err = c.kvm.Run()
+	}
+	if errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return err
+}
+
 // drain runs what is queued, and while the vCPU is parked waits for more.
 func (c *vcpu) drain() {
 	for {
 		c.mu.Lock()
 		queue := c.queue
 		c.queue = nil
-		if c.quit {
-			c.gone = true
-		}
+		c.rests = len(queue) == 0 && !c.quit && c.parked
+		c.gone = c.quit
 		c.mu.Unlock()
 		for _, f := range queue {
 			f()
@@ -172,7 +182,9 @@ func (c *vcpu) post(f func()) bool {
 	case c.wake <- struct{}{}:
 	default:
 	}
-	c.kick() // under mu, or the thread could go and kvm_run be unmapped
+	if !c.rests {
+		c.kick() // under mu, or the thread could go and kvm_run be unmapped
+	}
 	c.mu.Unlock()
 	return true
 }

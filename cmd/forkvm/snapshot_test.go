@@ -55,6 +55,7 @@ var filled byte
 func layerOf(ts *testscript.TestScript, pages int) *snapshot.Layer {
 	w, err := snapshot.NewLayerWriter(testMemory)
 	ts.Check(err)
+	defer w.Close()
 	filled++
 	ts.Check(w.WriteAt(bytes.Repeat([]byte{filled}, pages*snapshot.PageSize), 0))
 	l, err := w.Seal()

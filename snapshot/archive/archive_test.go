@@ -39,6 +39,7 @@ func table(t testing.TB, under *snapshot.Table, content []byte) *snapshot.Table 
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer w.Close()
 	var top []snapshot.Extent
 	for i, b := range content {
 		at := int64(i) * page
