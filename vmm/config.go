@@ -73,7 +73,8 @@ type Config struct {
 	// Spare is how many KVM machines are kept built ahead, in the background,
 	// for forks of this machine and of its descendants, from its first
 	// capture on. Each takes about 1.3 MiB of kernel memory and a thread,
-	// and saves a fork about 2 ms. Zero means 1, a negative number none.
+	// and saves a fork about 2 ms. An empty layer for the next capture is
+	// made with them. Zero means 1, a negative number none.
 	// [VM.Prepare] builds more for once.
 	Spare int
 }

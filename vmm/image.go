@@ -117,6 +117,8 @@ func (vm *VM) Capture(ctx context.Context) (*Image, error) {
 
 // captureAll captures the machine. The caller has the turn.
 func (vm *VM) captureAll() (*Image, error) {
+	pool := vm.usePool()
+	vm.mem.newLayer = pool.takeLayer
 	mem, err := vm.mem.newCapture(!vm.paused)
 	if err != nil {
 		return nil, err
@@ -134,7 +136,7 @@ func (vm *VM) captureAll() (*Image, error) {
 		return nil, err
 	}
 	image.table, image.dirty, image.copied = c.table, c.dirty, c.copied
-	image.pool = vm.usePool().join()
+	image.pool = pool.join()
 	if err := vm.compact(image); err != nil {
 		image.Close()
 		return nil, err
@@ -145,7 +147,7 @@ func (vm *VM) captureAll() (*Image, error) {
 // captureStill captures what the machine is while it stands still.
 func (vm *VM) captureStill(image *Image, mem *memoryCapture) error {
 	begin := time.Now()
-	err := vm.onLead(func(lead *vcpu) error {
+	err := vm.onLeadSoon(func(lead *vcpu) error {
 		if !vm.paused {
 			vm.halt(lead)
 			defer vm.proceed(lead)

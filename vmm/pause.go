@@ -95,3 +95,11 @@ func (vm *VM) onLead(f func(lead *vcpu) error) error {
 	lead.do(func() { err = f(lead) })
 	return err
 }
+
+// onLeadSoon is onLead for what takes no longer than vcpu.doSoon is made for.
+func (vm *VM) onLeadSoon(f func(lead *vcpu) error) error {
+	lead := vm.shell.vcpus[0]
+	err := error(ErrClosed)
+	lead.doSoon(func() { err = f(lead) })
+	return err
+}

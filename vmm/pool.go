@@ -9,10 +9,11 @@ import (
 	"sync"
 
 	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/snapshot"
 )
 
 // shellPool keeps shells of one kind ready, so that a fork has only to map
-// memory and restore state. It is shared by all machines of that kind, and
+// memory and restore state, and an empty layer for the next capture. It is shared by all machines of that kind, and
 // lives as long as one of them or of their images does.
 type shellPool struct {
 	key  shellKey
@@ -24,6 +25,8 @@ type shellPool struct {
 	ready    []*shell // guarded by mu
 	building int      // guarded by mu
 	failed   error    // guarded by mu: of the last shell built ahead
+
+	layer *snapshot.LayerWriter // guarded by mu: nil while there is none
 
 	changed chan struct{} // guarded by mu: closed and replaced when a shell was built or failed
 }
@@ -86,6 +89,10 @@ func (p *shellPool) leave() {
 		inBackground(func() { s.close() })
 	}
 	p.ready = nil
+	if p.layer != nil {
+		p.layer.Close()
+		p.layer = nil
+	}
 }
 
 // take returns a shell that is ready, or builds one.
@@ -100,6 +107,33 @@ func (p *shellPool) take() (*shell, error) {
 	}
 	p.mu.Unlock()
 	return buildShell(p.spec)
+}
+
+// takeLayer returns a new layer for memory of the kind.
+func (p *shellPool) takeLayer(size int64) (*snapshot.LayerWriter, error) {
+	p.mu.Lock()
+	layer := p.layer
+	p.layer = nil
+	p.mu.Unlock()
+	if layer != nil {
+		return layer, nil
+	}
+	return snapshot.NewLayerWriter(size)
+}
+
+// addLayer makes the layer that is ready. If that fails nothing is lost.
+func (p *shellPool) addLayer() {
+	layer, err := snapshot.NewLayerWriter(p.spec.memory)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == 0 || p.layer != nil {
+		layer.Close()
+		return
+	}
+	p.layer = layer
 }
 
 // buildShell is newShell, which may have to wait for what is being freed.
@@ -117,6 +151,9 @@ func buildShell(spec shellSpec) (*shell, error) {
 func (p *shellPool) refill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.users > 0 && p.want > 0 && p.layer == nil {
+		inBackground(p.addLayer)
+	}
 	for p.users > 0 && len(p.ready)+p.building < p.want && p.building < runtime.NumCPU() {
 		p.building++
 		inBackground(p.buildOne)
@@ -147,6 +184,7 @@ func (p *shellPool) buildOne() {
 
 // fill waits until n shells are ready.
 func (p *shellPool) fill(ctx context.Context, n int) error {
+	p.addLayer()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failed = nil

@@ -284,10 +284,10 @@ func TestScenarioB16ForkPastTheBudgetIsRefused(t *testing.T) {
 	vm := startMicro(t, guestCounter, withoutSpare)
 	awaitCounter(t, vm, 1)
 	forkAndClose(t, vm, 1)
-	if err := WaitFreed(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	for _, b := range []*budget{mappings, threads} {
+		if err := WaitFreed(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		limit := b.limit
 		b.limit = b.used.Load() + 1
 		children, err := vm.Fork(t.Context(), 2)

@@ -106,7 +106,7 @@ func confined(t *testing.T) {
 	}
 	everyVerb(t)
 	// A fork that hits a limit takes nobody along.
-	vm := startMicro(t, guestCounter)
+	vm := startMicro(t, guestCounter, withoutSpare)
 	awaitCounter(t, vm, 1)
 	if children, err := vm.Fork(t.Context(), 100); !errors.Is(err, unix.EMFILE) || children != nil {
 		t.Errorf("a hundred machines of 128 descriptors: %v", err)

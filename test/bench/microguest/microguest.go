@@ -54,8 +54,12 @@ const (
 
 	pdptAddr  = PageTables + 1*PageSize
 	pdAddr    = PageTables + 2*PageSize
-	stackTop  = Base + 6*PageSize
 	imageSize = 6 * PageSize
+
+	// The stack is used when a fork halts. It lies apart from what is only read,
+	// or Linux would map it along with that: such a page costs a fork a second
+	// fault when it is written, and all other machines of the process a look.
+	stackTop = Base + 64*PageSize
 
 	// Offsets of the parameters.
 	onceParam, pagesParam, spinParam, childParam, haltParam = 0, 8, 16, 24, 32

@@ -19,6 +19,7 @@ const (
 	floorReset    = "floor-reset"    // the bare system calls of a reset
 	forkPooled    = "fork-pooled"    // VM.Fork after VM.Prepare
 	forkCold      = "fork-cold"      // VM.Fork
+	forkBusy      = "fork-busy"      // VM.Fork after VM.Prepare, of a parent that keeps a processor busy
 	forkRewriting = "fork-rewriting" // VM.Fork of a parent that wrote much and goes on rewriting some of it
 	reset         = "reset"          // VM.Reset
 	snapshotDisk  = "snapshot-disk"  // VM.Snapshot
@@ -26,8 +27,9 @@ const (
 	coldBoot      = "cold-boot"      // vmm.Start
 )
 
-// latency measures one child of a parent that runs and writes one page again
-// and again: a floor and a fork, with machines made ahead and without.
+// latency measures one child of a parent that has written a page: a floor and a
+// fork, with machines made ahead and without. Their parents stand still, but
+// one that writes the page again and again.
 func (b *bench) latency(ctx context.Context) error {
 	guest := microguest.Params{Pages: 1, Halt: true}
 	vm, err := b.startForked(ctx, guest, memory)
@@ -37,12 +39,21 @@ func (b *bench) latency(ctx context.Context) error {
 	defer vm.Close()
 	fork := func(scenario string) func() error {
 		return func() error {
-			if scenario == forkPooled {
+			if scenario != forkCold {
 				if err := prepare(ctx, vm, 1); err != nil {
 					return err
 				}
 			}
-			return b.fork(ctx, vm, result.Key{Scenario: scenario, N: 1, DirtyPages: 1, Depth: 1})
+			if scenario != forkBusy {
+				if err := vm.Pause(ctx); err != nil {
+					return err
+				}
+			}
+			err := b.fork(ctx, vm, result.Key{Scenario: scenario, N: 1, DirtyPages: 1, Depth: 1})
+			if err := errors.Join(err, vm.Resume(ctx)); err != nil {
+				return err
+			}
+			return awaitRounds(ctx, vm, 2)
 		}
 	}
 	floor := func(scenario string, kind bare.Kind) func() error {
@@ -51,7 +62,7 @@ func (b *bench) latency(ctx context.Context) error {
 		}
 	}
 	return b.eachRound(ctx, b.rounds(400),
-		floor(floorPooled, bare.Pooled), fork(forkPooled), floor(floorCold, bare.Cold), fork(forkCold))
+		floor(floorPooled, bare.Pooled), fork(forkPooled), fork(forkBusy), floor(floorCold, bare.Cold), fork(forkCold))
 }
 
 // fork makes k.N children, records their times, and closes them.
