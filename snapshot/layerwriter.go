@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -178,6 +179,18 @@ func (w *LayerWriter) check(off, n int64) error {
 	return nil
 }
 
+// forget empties the mapping, a little at a time. Whoever maps something in the
+// process has to wait while one is removed.
+func (w *LayerWriter) forget() {
+	const chunk = 4 << 20
+	for off := int64(0); off+chunk <= int64(len(w.window)); off += chunk {
+		bits := w.reserved[off/PageSize/64 : (off+chunk)/PageSize/64]
+		if slices.ContainsFunc(bits, func(b uint64) bool { return b != 0 }) {
+			_ = unix.Madvise(w.window[off:off+chunk], unix.MADV_DONTNEED)
+		}
+	}
+}
+
 var zeroPage [PageSize]byte
 
 // leading is the length of the pages at the start of p that are all zeros, or
@@ -209,6 +222,7 @@ func (w *LayerWriter) Seal() (*Layer, error) {
 // Close frees what the writer has: the layer too, unless it is sealed.
 func (w *LayerWriter) Close() {
 	if w.window != nil {
+		w.forget()
 		_ = unix.Munmap(w.window)
 		w.window = nil
 	}
