@@ -144,17 +144,20 @@ func (vm *VM) captureAll() (*Image, error) {
 	return image, nil
 }
 
-// captureStill captures what the machine is while it stands still.
+// captureStill captures what the machine is while it stands still. The pause of
+// one that runs begins when it is told to stop.
 func (vm *VM) captureStill(image *Image, mem *memoryCapture) error {
 	begin := time.Now()
 	err := vm.onLeadSoon(func(lead *vcpu) error {
-		if !vm.paused {
+		defer func() { image.pause = time.Since(begin) }()
+		if vm.paused {
+			begin = time.Now()
+		} else {
 			vm.halt(lead)
 			defer vm.proceed(lead)
 		}
 		return vm.captureHalted(lead, image, mem)
 	})
-	image.pause = time.Since(begin)
 	if err != nil {
 		return err
 	}
