@@ -337,7 +337,7 @@ func (m *memory) trackWrites() (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.untracked {
-		m.tracker, err = newWriteTracker(m.ram)
+		m.tracker, err = newWriteTracker(m.ram, len(m.table.Extents()) > 0)
 		for _, never := range []error{unix.ENOSYS, unix.EPERM, unix.EACCES, unix.EINVAL} {
 			if errors.Is(err, never) {
 				err = nil

@@ -268,7 +268,7 @@ func TestPagemapScanAgreesWithPagemap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fast, err := scan(f, m.ram, 0, 0)
+	fast, err := scan(f, m.ram, pageIsFile, 0, 0)
 	if errors.Is(err, unix.ENOTTY) {
 		t.Log("this kernel has no PAGEMAP_SCAN")
 		return

@@ -46,7 +46,7 @@ func privatePages(ram []byte) ([]run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vmm: find written pages: %w", err)
 	}
-	runs, err := scan(f, ram, 0, 0)
+	runs, err := scan(f, ram, pageIsFile, 0, 0)
 	if errors.Is(err, unix.ENOTTY) {
 		runs, err = readPagemap(f, ram)
 	}

@@ -38,9 +38,9 @@ type pageRegion struct{ start, end, categories uint64 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(pmScanArg{})-96]
 
-// scan asks PAGEMAP_SCAN for pages that are present or swapped, neither a
-// file's nor the shared page of zeros, and of all categories in also.
-func scan(pagemap *os.File, ram []byte, also, flags uint64) ([]run, error) {
+// scan asks PAGEMAP_SCAN for pages that are present or swapped, not the shared
+// page of zeros, of no category in not, and of all in also.
+func scan(pagemap *os.File, ram []byte, not, also, flags uint64) ([]run, error) {
 	base := uint64(hostAddr(ram))
 	var (
 		runs    []run
@@ -57,8 +57,8 @@ func scan(pagemap *os.File, ram []byte, also, flags uint64) ([]run, error) {
 		end:              base + uint64(len(ram)),
 		vec:              uint64(uintptr(unsafe.Pointer(&regions[0]))),
 		vecLen:           uint64(len(regions)),
-		categoryInverted: pageIsFile | pageIsPFNZero,
-		categoryMask:     pageIsFile | pageIsPFNZero | also,
+		categoryInverted: not | pageIsPFNZero,
+		categoryMask:     not | pageIsPFNZero | also,
 		categoryAnyOf:    pageIsPresent | pageIsSwapped,
 		returnMask:       pageIsPresent,
 	}

@@ -26,6 +26,7 @@ type fakeMachine struct {
 	failAt string
 	clock  time.Time
 	pool   []byte
+	slow   time.Duration // how long the clock takes to set, the first time
 }
 
 func (m *fakeMachine) note(call string) error {
@@ -38,7 +39,12 @@ func (m *fakeMachine) note(call string) error {
 	return nil
 }
 
-func (m *fakeMachine) SetClock(t time.Time) error { m.clock = t; return m.note("clock") }
+func (m *fakeMachine) SetClock(t time.Time) error {
+	m.clock = t
+	time.Sleep(m.slow)
+	m.slow = 0
+	return m.note("clock")
+}
 func (m *fakeMachine) AddEntropy(b []byte) error  { m.pool = b; return m.note("entropy") }
 func (m *fakeMachine) SetHostname(n string) error { return m.note("hostname " + n) }
 func (m *fakeMachine) NewBootID() error           { return m.note("boot id") }
@@ -98,6 +104,26 @@ func TestRenewGatesGenerations(t *testing.T) {
 	again, err := child.Renew(ctx, identity(8))
 	if err != nil || bytes.Equal(again.Random, reply.Random) {
 		t.Errorf("second renewal: %+v, %v", again, err)
+	}
+}
+
+// TestRenewSetsTheClockAgain has an exchange take so long that the clock that it
+// sets is late.
+func TestRenewSetsTheClockAgain(t *testing.T) {
+	const slow = 700 * time.Millisecond
+	m := &fakeMachine{slow: slow}
+	c := client.New(dialer(serveSocket(t, agent.Options{Machine: m})))
+	id := identity(7)
+	id.WallClock = time.Time{}
+	begin := time.Now()
+	if _, err := c.Renew(within(t, 20*time.Second), id); err != nil {
+		t.Fatal(err)
+	}
+	if m.clock.Before(begin.Add(slow)) {
+		t.Errorf("the clock is set to %v after the call, which took longer than %v", m.clock.Sub(begin), slow)
+	}
+	if err := c.CommandContext(within(t, 20*time.Second), "true").Run(); err != nil {
+		t.Errorf("after it: %v", err)
 	}
 }
 
