@@ -73,7 +73,7 @@ func BenchmarkLoad(b *testing.B) {
 		Sections: map[string][]byte{"vcpu": make([]byte, 20_000), "devices": make([]byte, 20_000)},
 	}).ID
 	load := func(b *testing.B, s *Store) {
-		snap, err := s.Load(ctx, id)
+		snap, err := s.Load(ctx, id, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -30,7 +30,7 @@ type cached struct {
 // layer returns the layer of which f is the file, with a reference for the
 // caller. It verifies the file unless that has been done, and once only
 // however many ask. It takes f over.
-func (c *cache) layer(ctx context.Context, f *os.File, info LayerInfo) (*Layer, error) {
+func (c *cache) layer(ctx context.Context, f *os.File, info LayerInfo, p *progress) (*Layer, error) {
 	e, l := c.find(info)
 	if l == nil {
 		select {
@@ -44,9 +44,10 @@ func (c *cache) layer(ctx context.Context, f *os.File, info LayerInfo) (*Layer, 
 	}
 	if l != nil {
 		f.Close()
+		p.add(info.Data)
 		return l, nil
 	}
-	if err := verifyLayer(ctx, f, info, nil); err != nil {
+	if err := verifyLayer(ctx, f, info, p); err != nil {
 		f.Close()
 		return nil, err
 	}

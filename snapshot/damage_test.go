@@ -45,7 +45,7 @@ func wantDamage(t testing.TB, what, dir, id string) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	snap, err := s.Load(ctx, id)
+	snap, err := s.Load(ctx, id, nil)
 	if err == nil {
 		snap.Release()
 	}

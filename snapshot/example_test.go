@@ -33,7 +33,7 @@ func ExampleStore() {
 		log.Fatal(err)
 	}
 
-	restored, err := store.Load(ctx, first.ID)
+	restored, err := store.Load(ctx, first.ID, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func ExampleStore() {
 	}
 	for _, s := range all {
 		text := make([]byte, 5)
-		snap, err := store.Load(ctx, s.ID)
+		snap, err := store.Load(ctx, s.ID, nil)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -72,7 +72,7 @@ func TestGCKeepsLayersOfUnreadableSnapshots(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, manifestName(future)), body, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Load(ctx, future); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 1") {
+	if _, err := s.Load(ctx, future, nil); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 1") {
 		t.Errorf("load: %v, want ErrVersion in words", err)
 	}
 	if err := s.Delete(ctx, a.ID); err != nil {
@@ -113,7 +113,7 @@ func TestEverybodyWaitsForGC(t *testing.T) {
 	}
 	other := openStore(t, dir)
 	all := map[string]func(context.Context) error{
-		"Load": func(ctx context.Context) error { _, err := other.Load(ctx, id); return err },
+		"Load": func(ctx context.Context) error { _, err := other.Load(ctx, id, nil); return err },
 		"Outgoing": func(ctx context.Context) error {
 			out, err := other.Outgoing(ctx, id)
 			if err == nil {

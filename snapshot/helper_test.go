@@ -106,7 +106,7 @@ func mustCreate(t testing.TB, s *Store, d Draft) Info {
 
 func mustLoad(t testing.TB, s *Store, id string) *Snapshot {
 	t.Helper()
-	snap, err := s.Load(context.Background(), id)
+	snap, err := s.Load(context.Background(), id, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,13 +34,14 @@ func (s *Snapshot) Release() {
 
 // Load returns a snapshot whose every byte has been verified: its layers in
 // full the first time that this store hands them out, all else each time. It
-// fails with [ErrNotFound], [ErrBadID], [ErrCorrupt] or [ErrVersion].
-func (s *Store) Load(ctx context.Context, id string) (*Snapshot, error) {
-	snap, err := s.load(ctx, id)
+// fails with [ErrNotFound], [ErrBadID], [ErrCorrupt] or [ErrVersion]. report, if
+// it is not nil, is told how many bytes of layers are verified.
+func (s *Store) Load(ctx context.Context, id string, report func(done, total int64)) (*Snapshot, error) {
+	snap, err := s.load(ctx, id, report)
 	return snap, wrapf(err, "snapshot: load %.60q", id)
 }
 
-func (s *Store) load(ctx context.Context, id string) (*Snapshot, error) {
+func (s *Store) load(ctx context.Context, id string, report func(done, total int64)) (*Snapshot, error) {
 	c, files, err := s.openSnapshot(ctx, id)
 	if err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func (s *Store) load(ctx context.Context, id string) (*Snapshot, error) {
 		closeAll(files)
 		return nil, err
 	}
-	layers, err := s.verified(ctx, c, files)
+	layers, err := s.verified(ctx, c, files, newProgress(c.dataBytes(nil), report))
 	if err != nil {
 		return nil, err
 	}
@@ -71,9 +72,9 @@ func (s *Store) load(ctx context.Context, id string) (*Snapshot, error) {
 }
 
 // verified makes layers of their files, which it takes over.
-func (s *Store) verified(ctx context.Context, c *contents, files []*os.File) (layers []*Layer, err error) {
+func (s *Store) verified(ctx context.Context, c *contents, files []*os.File, p *progress) (layers []*Layer, err error) {
 	for i, f := range files {
-		l, err := s.cache.layer(ctx, f, c.layers[i])
+		l, err := s.cache.layer(ctx, f, c.layers[i], p)
 		if err != nil {
 			closeAll(files[i+1:])
 			releaseAll(layers)

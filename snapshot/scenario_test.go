@@ -32,7 +32,7 @@ type state struct{ label, section, memory, disks string }
 
 func stateOf(t testing.TB, s *Store, id string) state {
 	t.Helper()
-	snap, err := s.Load(ctx, id)
+	snap, err := s.Load(ctx, id, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func makeOld(t testing.TB, s *Store, _ string) []string {
 
 // makeChild stores a fork of the first snapshot, with a disk.
 func makeChild(t testing.TB, s *Store, ids []string) error {
-	parent, err := s.Load(ctx, ids[0])
+	parent, err := s.Load(ctx, ids[0], nil)
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func useOnce(t *testing.T, s *Store, name string, keep bool) error {
 	if err != nil {
 		return err
 	}
-	snap, err := s.Load(ctx, info.ID)
+	snap, err := s.Load(ctx, info.ID, nil)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func TestRelabelDoesNotRevive(t *testing.T) {
 			}
 		})
 		all.Wait()
-		if _, err := s.Load(ctx, id); !errors.Is(err, ErrNotFound) {
+		if _, err := s.Load(ctx, id, nil); !errors.Is(err, ErrNotFound) {
 			t.Fatalf("deleted, and load says %v", err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestManyLoadOneSnapshot(t *testing.T) {
 	layers := map[*Layer]bool{}
 	for range 8 {
 		all.Go(func() {
-			snap, err := s.Load(ctx, id)
+			snap, err := s.Load(ctx, id, nil)
 			if err != nil {
 				t.Error(err)
 				return

@@ -207,7 +207,7 @@ func TestB22DeleteDisturbsNobody(t *testing.T) {
 		if err := other.Delete(ctx, id); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Load(ctx, id); !errors.Is(err, ErrNotFound) {
+		if _, err := s.Load(ctx, id, nil); !errors.Is(err, ErrNotFound) {
 			t.Errorf("deleted, and load says %v", err)
 		}
 	}
@@ -232,7 +232,7 @@ func TestDeletedFilesAreLetGoOf(t *testing.T) {
 	s := openStore(t, dir)
 	a := mustCreate(t, s, Draft{Memory: tableOf(t, pages{1})})
 	b := mustCreate(t, s, Draft{Memory: tableOf(t, pages{2})})
-	snap, err := s.Load(ctx, a.ID)
+	snap, err := s.Load(ctx, a.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestBadIDsNameNoFiles(t *testing.T) {
 	id := newID()
 	for _, bad := range []string{"", ".", "../../x", "../" + id, id[1:], id + "a", strings.ToUpper(id), id[1:] + "/", id[1:] + "\x00", id[1:] + "1", strings.Repeat("a", 1000)} {
 		for name, err := range map[string]error{
-			"Load":    func() error { _, err := s.Load(ctx, bad); return err }(),
+			"Load":    func() error { _, err := s.Load(ctx, bad, nil); return err }(),
 			"Stat":    func() error { _, err := s.Stat(ctx, bad); return err }(),
 			"Relabel": s.Relabel(ctx, bad, "x"),
 			"Delete":  s.Delete(ctx, bad),
@@ -296,7 +296,7 @@ func TestBadIDsNameNoFiles(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"Load":    func() error { _, err := s.Load(ctx, id); return err }(),
+		"Load":    func() error { _, err := s.Load(ctx, id, nil); return err }(),
 		"Stat":    func() error { _, err := s.Stat(ctx, id); return err }(),
 		"Relabel": s.Relabel(ctx, id, "x"),
 		"Delete":  s.Delete(ctx, id),
@@ -401,6 +401,14 @@ func TestProgressEndsAtItsTotal(t *testing.T) {
 	if err := s.VerifyAll(ctx, report); err != nil || at != want || of != want {
 		t.Errorf("verify all: %d of %d, want %d; %v", at, of, want, err)
 	}
+	for _, what := range []string{"load", "load what is verified"} {
+		at = 0
+		snap, err := s.Load(ctx, a.ID, report)
+		if err != nil || at != want || of != want {
+			t.Fatalf("%s: %d of %d, want %d; %v", what, at, of, want, err)
+		}
+		snap.Release()
+	}
 }
 
 func TestCancelledCreateLeavesNoTrace(t *testing.T) {
@@ -427,7 +435,7 @@ func TestCancelledCreateLeavesNoTrace(t *testing.T) {
 		t.Errorf("files %v, before %v", got, before)
 	}
 	for name, err := range map[string]error{
-		"Load": func() error { _, err := openStore(t, dir).Load(ctx, a.ID); return err }(),
+		"Load": func() error { _, err := openStore(t, dir).Load(ctx, a.ID, nil); return err }(),
 		"GC":   func() error { _, err := s.GC(ctx); return err }(),
 		"List": func() error { _, err := s.List(ctx); return err }(),
 	} {
@@ -458,7 +466,7 @@ func TestCacheIsBounded(t *testing.T) {
 	}
 	var first *Layer
 	for i, id := range ids {
-		snap, err := s.Load(ctx, id)
+		snap, err := s.Load(ctx, id, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -479,7 +487,7 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantPages(t, snap.Memory, pages{byte(len(ids))})
-	if _, err := s.Load(ctx, ids[0]); !errors.Is(err, os.ErrClosed) {
+	if _, err := s.Load(ctx, ids[0], nil); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("load from a closed store: %v", err)
 	}
 }

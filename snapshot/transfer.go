@@ -38,7 +38,7 @@ func (s *Store) outgoing(ctx context.Context, id string) (*Outgoing, error) {
 		closeAll(files)
 		return nil, err
 	}
-	layers, err := s.verified(ctx, c, files)
+	layers, err := s.verified(ctx, c, files, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -218,7 +218,7 @@ func matters(t *testing.T, dir, path, id string) bool {
 		return false
 	}
 	defer s.Close()
-	stored, err := s.Load(t.Context(), id)
+	stored, err := s.Load(t.Context(), id, nil)
 	if err == nil {
 		stored.Release()
 	}

@@ -84,6 +84,9 @@ type LoadOptions struct {
 	Spare int    // see [Config]
 
 	Prefault bool // see [Config]
+
+	// Progress, if it is not nil, is told how many bytes are verified.
+	Progress func(done, total int64)
 }
 
 // Load makes an image of a stored snapshot. All of it is verified, memory the
@@ -92,7 +95,7 @@ type LoadOptions struct {
 // what it lacks. The snapshot can be deleted as soon as Load has returned.
 func Load(ctx context.Context, store *snapshot.Store, id string, o LoadOptions) (*Image, error) {
 	begin := time.Now()
-	stored, err := store.Load(ctx, id)
+	stored, err := store.Load(ctx, id, o.Progress)
 	if err != nil {
 		return nil, fmt.Errorf("vmm: load: %w", err)
 	}

@@ -61,7 +61,9 @@ func (r *restoreFlags) restore(ctx context.Context, name string) (*vmm.VM, error
 	if err != nil {
 		return nil, err
 	}
-	image, err := vmm.Load(ctx, store, found[0].ID, vmm.LoadOptions{KVM: r.host.kvm})
+	report, end := showProgress("verifying")
+	image, err := vmm.Load(ctx, store, found[0].ID, vmm.LoadOptions{KVM: r.host.kvm, Progress: report})
+	end()
 	if err != nil {
 		return nil, err
 	}

@@ -130,7 +130,7 @@ func pack(t testing.TB, stream []byte, opts ...zstd.EOption) []byte {
 
 func memory(t testing.TB, s *snapshot.Store, id string) []byte {
 	t.Helper()
-	snap, err := s.Load(ctx, id)
+	snap, err := s.Load(ctx, id, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
