@@ -4,6 +4,9 @@
 GO   ?= go
 ARGS ?=
 
+FUZZTIME ?= 10m
+PACKAGES ?= ./...
+
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
@@ -12,7 +15,7 @@ LAB_PACKAGES = ./kvm/... ./vmm/... ./cmd/...
 
 export CGO_ENABLED = 0
 
-.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test vuln clean
+.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test soak fuzz vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,6 +59,17 @@ lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
 	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -p 1 -timeout 20m \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent" $(LAB_PACKAGES)
+
+soak: build ## scenarios of many rounds in full, on this machine's KVM (Linux guests: FORKVM_TEST_KERNEL)
+	@FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test ./vmm -run TestScenarioSoak -scenario.full -timeout 3h -v $(ARGS)
+
+# A minimized input is worth less than the time that looking for it takes.
+fuzz: ## each fuzz target of PACKAGES (all) for FUZZTIME (10m)
+	@set -e; for p in $$($(GO) list $(PACKAGES)); do \
+		for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
+			echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x $$p $(ARGS); \
+		done; \
+	done
 
 vuln: ## known vulnerabilities of the dependencies (needs the internet)
 	@$(GO) run $(GOVULNCHECK) ./...
