@@ -4,16 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// Where guest memory is: above what Go uses for its heap, and far below where
-// the kernel puts what asks for no place. The start is a random one.
+// Where guest memory is: above what Go uses for its heap and its race detector
+// for itself, and below where the kernel puts what asks for no place. The start
+// is a random one.
 const (
-	lowestAddress  = 0x1000_0000_0000 // 16 TiB
-	highestAddress = 0x6000_0000_0000 // 96 TiB
+	lowestAddress  = 0x3800_0000_0000 // 56 TiB
+	highestAddress = 0x7000_0000_0000 // 112 TiB
 	addressAlign   = 1 << 30          // of page tables that map 2 MiB pages
 )
 
@@ -27,19 +29,28 @@ const (
 type addressSpace struct {
 	mu   sync.Mutex
 	next uintptr             // guarded by mu: behind the last range handed out; 0 before the first
-	free map[int64][]uintptr // guarded by mu: ranges given back, by size
+	all  []addressRange      // guarded by mu: every range ever handed out
+	free map[int64][]uintptr // guarded by mu: those of them that were given back, by size
 }
 
-var addresses = addressSpace{free: make(map[int64][]uintptr)}
+type addressRange struct{ start, end uintptr }
+
+var addresses = newAddressSpace()
+
+func newAddressSpace() *addressSpace { return &addressSpace{free: make(map[int64][]uintptr)} }
 
 // take returns the start of a range of size bytes.
 func (a *addressSpace) take(size int64) (uintptr, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if free := a.free[size]; len(free) > 0 {
+	for len(a.free[size]) > 0 {
+		free := a.free[size]
 		addr := free[len(free)-1]
 		a.free[size] = free[:len(free)-1]
-		return addr, nil
+		// Unless somebody else has mapped there: then it is theirs.
+		if err := checkUnmapped(addr, size); !errors.Is(err, unix.EEXIST) {
+			return addr, err
+		}
 	}
 	const tries = 64 // each at a place of its own
 	room := highestAddress - lowestAddress - size
@@ -49,6 +60,10 @@ func (a *addressSpace) take(size int64) (uintptr, error) {
 			addr = (lowestAddress + uintptr(rand.Int64N(room))) &^ (addressAlign - 1)
 		}
 		a.next = 0
+		r := addressRange{addr, addr + uintptr(size)}
+		if a.overlaps(r) {
+			continue
+		}
 		err := checkUnmapped(addr, size)
 		if errors.Is(err, unix.EEXIST) {
 			continue
@@ -56,13 +71,21 @@ func (a *addressSpace) take(size int64) (uintptr, error) {
 		if err != nil {
 			return 0, err
 		}
-		a.next = (addr + uintptr(size) + 2*addressAlign - 1) &^ (addressAlign - 1) // apart from the next
+		a.all = append(a.all, r)
+		a.next = (r.end + 2*addressAlign - 1) &^ (addressAlign - 1) // apart from the next
 		return addr, nil
 	}
 	return 0, fmt.Errorf("no unused addresses for %d MiB", size>>20)
 }
 
-// give takes back a range in which nothing is mapped any more.
+// overlaps tells whether a range was handed out before, in part or as part of
+// another one: while nothing is mapped there, only this knows.
+func (a *addressSpace) overlaps(r addressRange) bool {
+	return slices.ContainsFunc(a.all, func(o addressRange) bool { return r.start < o.end && o.start < r.end })
+}
+
+// give takes back a range that take has returned and in which nothing is mapped
+// any more.
 func (a *addressSpace) give(addr uintptr, size int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

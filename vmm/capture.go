@@ -90,10 +90,10 @@ func (c *memoryCapture) precopy(written []run) ([]run, error) {
 	left := pagesIn(written)
 	for round := 0; round < precopyRounds && left >= precopyFrom>>min(round, 2); round++ {
 		taken, err := c.m.take(written)
+		c.m.pending = union(c.m.pending, taken)
 		if err != nil {
 			return nil, err
 		}
-		c.m.pending = union(c.m.pending, taken)
 		if err := c.copy(taken); err != nil {
 			return nil, err
 		}
@@ -236,19 +236,21 @@ func (c *memoryCapture) seal() (*captured, []run, error) {
 // have to wait for it: its pages are protected while it runs again, and those
 // that are no longer what was copied stay pending. So do all if that fails.
 func (c *memoryCapture) settle() {
-	if changed, err := c.changed(); err == nil {
-		c.m.pending = changed
+	changed, err := c.changed()
+	if err != nil {
+		changed = union(c.m.pending, changed)
 	}
+	c.m.pending = changed
 	c.free()
 }
 
 // changed protects the pages that freeze copied, and returns those that have
 // been written again before: of these, and of those between that had to be
-// protected along with them.
+// protected along with them. If it fails, what it returns may have been.
 func (c *memoryCapture) changed() ([]run, error) {
 	taken, err := c.m.take(c.last)
 	if err != nil {
-		return nil, err
+		return taken, err
 	}
 	var changed []run
 	for _, r := range c.last {
@@ -365,7 +367,7 @@ func (m *memory) written() ([]run, error) {
 	return privatePages(m.ram)
 }
 
-// take takes written pages from the tracker; none if it is no longer there, for
+// take takes written pages from the tracker, see there; none if it is no longer there, for
 // then all that are private count for the next capture.
 func (m *memory) take(within []run) ([]run, error) {
 	m.mu.Lock()

@@ -25,7 +25,8 @@ var errNotRAM = errors.New("vmm: guest address is not RAM")
 //
 // Fields are guarded by the machine's turn, but those after mu.
 type memory struct {
-	ram []byte
+	ram    []byte
+	mapped int64 // so much of it is mapped: all, once mapTable has succeeded
 
 	birth *snapshot.Table // what a reset brings back
 	table *snapshot.Table // what is mapped: birth, but see remap
@@ -74,19 +75,33 @@ func (m *memory) mapTable(table *snapshot.Table) error {
 		return err
 	}
 	for _, e := range table.Extents() {
+		if err := m.mapZerosTo(e.Start); err != nil {
+			return err
+		}
 		if err := mapNewPrivate(m.ram[e.Start:e.End()], e.Layer.FD(), e.Offset); err != nil {
 			return fmt.Errorf("vmm: map layer to guest memory at %#x: %w", e.Start, err)
 		}
+		m.mapped = e.End()
 	}
-	for _, gap := range lacking([]run{{0, table.Size()}}, runsOf(table)) {
-		if err := mapNewZeros(m.ram[gap.start:gap.end]); err != nil {
-			return fmt.Errorf("vmm: map zeros to guest memory at %#x: %w", gap.start, err)
-		}
+	if err := m.mapZerosTo(table.Size()); err != nil {
+		return err
 	}
 	if len(table.Extents()) > 0 {
 		m.useSmallPages()
 	}
 	m.birth, m.table, m.base = table.Retain(), table.Retain(), table.Retain()
+	return nil
+}
+
+// mapZerosTo maps what comes before end and is not mapped yet.
+func (m *memory) mapZerosTo(end int64) error {
+	if m.mapped == end {
+		return nil
+	}
+	if err := mapNewZeros(m.ram[m.mapped:end]); err != nil {
+		return fmt.Errorf("vmm: map zeros to guest memory at %#x: %w", m.mapped, err)
+	}
+	m.mapped = end
 	return nil
 }
 
@@ -142,18 +157,27 @@ func (m *memory) close() error {
 	m.birth, m.table, m.base = nil, nil, nil
 	var errs []error
 	if m.ram != nil {
-		err := unmap(m.ram)
-		if err == nil {
-			addresses.give(hostAddr(m.ram), int64(len(m.ram)))
-		}
-		errs = append(errs, err)
-		m.ram = nil
+		errs = append(errs, m.unmap())
 	}
 	if m.tracker != nil {
 		errs = append(errs, m.tracker.close())
 		m.tracker = nil
 	}
 	return errors.Join(errs...)
+}
+
+// unmap unmaps what mapTable has mapped, and nothing else, and gives the
+// addresses back.
+func (m *memory) unmap() error {
+	ram := m.ram
+	m.ram = nil
+	if m.mapped > 0 {
+		if err := unmap(ram[:m.mapped]); err != nil {
+			return fmt.Errorf("vmm: unmap guest memory: %w", err)
+		}
+	}
+	addresses.give(hostAddr(ram), int64(len(ram)))
+	return nil
 }
 
 // region is a contiguous piece of RAM in guest-physical space.

@@ -317,11 +317,46 @@ func TestCoalesce(t *testing.T) {
 	}
 }
 
+// TestMemoryUnmapsItsOwn has somebody else map where a memory is going to be:
+// it fails to map, and leaves what is theirs.
+func TestMemoryUnmapsItsOwn(t *testing.T) {
+	const size = 64 << 20
+	m, err := reserveMemory(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := m.ram[size/2 : size/2+pageSize]
+	if err := mapNewZeros(theirs); err != nil {
+		t.Fatal(err)
+	}
+	defer unmap(theirs)
+	theirs[0] = 1
+	table := snapshot.NewTable(size)
+	defer table.Release()
+	if err := m.mapTable(table); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("mapped: %v, want EEXIST", err)
+	}
+	if err := m.close(); err != nil {
+		t.Error(err)
+	}
+	if theirs[0] != 1 {
+		t.Error("it is gone")
+	}
+	other, err := reserveMemory(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.close()
+	if at := hostAddr(other.ram); at < hostAddr(theirs) && hostAddr(theirs) < at+size {
+		t.Error("the next memory gets the same addresses")
+	}
+}
+
 // TestAddresses checks that machines get ranges of their own, where nothing
 // was, and that those of machines that are gone are used again.
 func TestAddresses(t *testing.T) {
 	const size = 64 << 20
-	a := addressSpace{free: make(map[int64][]uintptr)}
+	a := newAddressSpace()
 	var all []uintptr
 	for range 20 {
 		addr, err := a.take(size)
@@ -347,12 +382,24 @@ func TestAddresses(t *testing.T) {
 	if addr, err := a.take(size); err != nil || addr == all[5] {
 		t.Errorf("a range in use is handed out: %#x, %v", addr, err)
 	}
+	if err := unmap(bytesAt(all[7], size)); err != nil {
+		t.Fatal(err)
+	}
 	a.give(all[7], size)
 	if addr, err := a.take(2 * size); err != nil || addr == all[7] {
 		t.Errorf("a short range for a long one: %#x, %v", addr, err)
 	}
 	if addr, err := a.take(size); err != nil || addr != all[7] {
 		t.Errorf("got %#x, %v, want that given back, %#x", addr, err, all[7])
+	}
+	// A range that nobody has mapped yet is somebody's all the same.
+	if addr, err := a.take(size); err != nil {
+		t.Fatal(err)
+	} else {
+		a.next = addr - size/2
+		if next, err := a.take(size); err != nil || next < addr+size && addr < next+size {
+			t.Errorf("the range at %#x is handed out twice: %#x, %v", addr, next, err)
+		}
 	}
 	if _, err := a.take(highestAddress); err == nil {
 		t.Error("more than there is was found")

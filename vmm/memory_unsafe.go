@@ -19,18 +19,11 @@ func bytesAt(addr uintptr, n int64) []byte { return unsafe.Slice((*byte)(at(addr
 // checkUnmapped fails with EEXIST if anything is mapped in a range, or with
 // the error of the kernel if nothing can be.
 func checkUnmapped(addr uintptr, size int64) error {
-	got, err := unix.MmapPtr(-1, 0, at(addr), uintptr(size), unix.PROT_NONE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE)
+	err := mmap(at(addr), uintptr(size), -1, 0, unix.PROT_NONE, privately|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE)
 	if err != nil {
 		return err
 	}
-	if err := unix.MunmapPtr(got, uintptr(size)); err != nil {
-		return err
-	}
-	if got != at(addr) {
-		return unix.EEXIST // Linux before 4.17 takes the address for a hint
-	}
-	return nil
+	return unix.MunmapPtr(at(addr), uintptr(size))
 }
 
 const privately = unix.MAP_PRIVATE | unix.MAP_NORESERVE
@@ -58,8 +51,17 @@ func mapNewPrivate(dst []byte, fd int, offset int64) error {
 }
 
 func mapAt(dst []byte, fd int, offset int64, flags int) error {
-	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)),
-		unix.PROT_READ|unix.PROT_WRITE, flags)
+	return mmap(unsafe.Pointer(unsafe.SliceData(dst)), uintptr(len(dst)), fd, offset, unix.PROT_READ|unix.PROT_WRITE, flags)
+}
+
+// mmap maps to an address and nowhere else: for Linux before 4.17
+// MAP_FIXED_NOREPLACE is a hint.
+func mmap(addr unsafe.Pointer, size uintptr, fd int, offset int64, prot, flags int) error {
+	got, err := unix.MmapPtr(fd, offset, addr, size, prot, flags)
+	if err == nil && got != addr {
+		_ = unix.MunmapPtr(got, size)
+		err = unix.EEXIST
+	}
 	return err
 }
 

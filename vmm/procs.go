@@ -15,12 +15,17 @@ import (
 // fork, all of the program. Nothing tells the runtime beforehand that a call
 // will take long. More Ps than processors do not run more at once; they are
 // there when some are not given back.
-var raiseProcsOnce = sync.OnceFunc(func() {
+//
+// raiseProcs does so once, and returns how many there were: as many goroutines
+// run at once.
+var raiseProcs = sync.OnceValue(func() int {
+	procs := runtime.GOMAXPROCS(0)
 	// Whoever sets the variable knows what they want.
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + extraProcs())
+		runtime.GOMAXPROCS(procs + extraProcs(procs))
 	}
+	return procs
 })
 
 // extraProcs is how many guests may enter at once before anything waits.
-func extraProcs() int { return min(max(16, 4*runtime.NumCPU()), 64) }
+func extraProcs(procs int) int { return min(max(16, 4*procs), 64) }

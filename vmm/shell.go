@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/kvm"
 )
 
@@ -37,7 +39,20 @@ type shellSpec struct {
 // Memslots come right after KVM_CREATE_VM: registering them after the
 // interrupt chips costs a grace period, 7 ms, on Linux 6.18 (commit 7d9a0273).
 // A memslot needs no more than addresses; what is mapped there comes later.
-func newShell(spec shellSpec) (s *shell, err error) {
+//
+// Some kernels that fail once to start the thread of a VM's first KVM_RUN fail
+// for ever. So if that lacked memory another VM is tried.
+func newShell(spec shellSpec) (*shell, error) {
+	s, err := tryShell(spec)
+	if errors.Is(err, errFirstRun) && errors.Is(err, unix.ENOMEM) {
+		s, err = tryShell(spec)
+	}
+	return s, err
+}
+
+var errFirstRun = errors.New("first KVM_RUN")
+
+func tryShell(spec shellSpec) (s *shell, err error) {
 	if err := checkSIGURG(); err != nil {
 		return nil, err
 	}
@@ -95,7 +110,7 @@ func (s *shell) prepare(c *vcpu, spec shellSpec) (err error) {
 	}
 	if c.id == 0 {
 		if err := c.runNothing(); err != nil {
-			return fmt.Errorf("first KVM_RUN: %w", err)
+			return fmt.Errorf("%w: %w", errFirstRun, err)
 		}
 	}
 	if c.tscKHz, err = c.kvm.TSCKHz(); err != nil {

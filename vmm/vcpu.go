@@ -60,7 +60,7 @@ type vcpu struct {
 
 // newVCPU starts the thread and makes the vCPU on it.
 func newVCPU(vm *kvm.VM, id int) (*vcpu, error) {
-	raiseProcsOnce()
+	raiseProcs()
 	c := &vcpu{
 		id: id, parked: true,
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -176,7 +176,7 @@ func (c *vcpu) do(f func()) bool {
 // wake up. The caller is woken when it begins, and waits awake for its end, but
 // not for long.
 func (c *vcpu) doSoon(f func()) bool {
-	if runtime.NumCPU() == 1 {
+	if raiseProcs() == 1 {
 		return c.do(f)
 	}
 	var over atomic.Bool

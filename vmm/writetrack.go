@@ -56,13 +56,13 @@ func (t *writeTracker) written() ([]run, error) { return t.scan(run{0, int64(len
 const maxTakes = 64
 
 // take returns the written pages within about the given ranges, from now on
-// protected: a write that comes later makes a page count as written again.
-func (t *writeTracker) take(within []run) ([]run, error) {
-	var taken []run
+// protected: a write that comes later makes a page count as written again. If it
+// fails, what it returns may have been taken.
+func (t *writeTracker) take(within []run) (taken []run, err error) {
 	for _, r := range coalesce(within, 0, maxTakes) {
 		got, err := t.scan(r, scanWPMatching|scanCheckWPAsync)
 		if err != nil {
-			return nil, err
+			return append(taken, r), err
 		}
 		taken = append(taken, got...)
 	}

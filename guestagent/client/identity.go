@@ -30,16 +30,23 @@ type RenewReply = proto.RenewReply
 // this Client uses the new generation. A machine whose renewal fails must not
 // be used: it may share its parent's randomness.
 func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
-	for try := 1; ; try++ {
-		begin := time.Now()
-		reply, err := c.renew(ctx, id)
-		// A clock is as late as the word of it was under way. A second exchange
-		// is quicker: the guest has all it needs for it by then.
-		const late, tries = 250 * time.Millisecond, 3
-		if err != nil || !id.WallClock.IsZero() || time.Since(begin) < late || try == tries {
-			return reply, err
-		}
+	begin := time.Now()
+	reply, err := c.renew(ctx, id)
+	// A clock is as late as the word of it was under way. A second exchange is
+	// quicker: the guest has all it needs for it by then.
+	const late = 250 * time.Millisecond
+	took := time.Since(begin)
+	if err != nil || !id.WallClock.IsZero() || took < late {
+		return reply, err
 	}
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < 2*took {
+		return reply, nil // late is better than not at all
+	}
+	again, err := c.renew(ctx, id)
+	if err != nil && ctx.Err() != nil {
+		return reply, nil
+	}
+	return again, err
 }
 
 func (c *Client) renew(ctx context.Context, id Identity) (RenewReply, error) {
