@@ -106,7 +106,8 @@ func confined(t *testing.T) {
 	}
 	everyVerb(t)
 	// A fork that hits a limit takes nobody along.
-	vm := startMicro(t, guestCounter, withoutSpare)
+	// Its memory is unlike that of any before, of which a layer may be ready.
+	vm := startMicro(t, guestCounter, withoutSpare, func(c *Config) { c.Memory = 3 * MinMemory })
 	awaitCounter(t, vm, 1)
 	if children, err := vm.Fork(t.Context(), 100); !errors.Is(err, unix.EMFILE) || children != nil {
 		t.Errorf("a hundred machines of 128 descriptors: %v", err)

@@ -26,8 +26,13 @@ func showCommand(memory []byte, args []string) {
 	copy(memory, strings.Join(args, "\x00"))
 }
 
-// setName names this thread, which is the process's name if it is the first.
+// setName names this process, which has the name of its first thread. This may
+// be another one: Go moves goroutines as it likes.
 func setName(name string) {
 	b := append([]byte(name), 0)
-	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&b[0])), 0, 0, 0)
+	if unix.Gettid() == unix.Getpid() {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&b[0])), 0, 0, 0)
+		return
+	}
+	_ = os.WriteFile("/proc/self/comm", b[:len(name)], 0) // of the first, whoever writes it
 }
