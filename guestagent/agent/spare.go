@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkvm/forkvm/guestagent/agent/applet"
 	"github.com/forkvm/forkvm/guestagent/proto"
 )
@@ -292,9 +290,7 @@ func becomeCommand(req *proto.ExecRequest, memory []byte) int {
 		_ = os.Setenv(key, value) // what is none is not passed on by Go programs either
 	}
 	showCommand(memory, args)
-	if unix.Gettid() == os.Getpid() {
-		setName(name)
-	}
+	setName(name)
 	os.Args = args
 	return run(args)
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"os"
+	"runtime"
 	"strings"
 	"unsafe"
 
@@ -30,6 +31,8 @@ func showCommand(memory []byte, args []string) {
 // be another one: Go moves goroutines as it likes.
 func setName(name string) {
 	b := append([]byte(name), 0)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&b[0])), 0, 0, 0)
 		return
