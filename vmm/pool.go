@@ -13,8 +13,9 @@ import (
 )
 
 // shellPool keeps shells of one kind ready, so that a fork has only to map
-// memory and restore state, and an empty layer for the next capture. It is shared by all machines of that kind, and
-// lives as long as one of them or of their images does.
+// memory and restore state, and an empty layer for the next capture. It is
+// shared by all machines of that kind, and lives as long as one of them or of
+// their images does.
 type shellPool struct {
 	key  shellKey
 	spec shellSpec

@@ -17,7 +17,7 @@ const MinEntropy = proto.MinEntropy
 type Identity struct {
 	Generation Generation // not zero
 	Entropy    []byte     // at least MinEntropy bytes that no other machine gets
-	WallClock  time.Time  // zero: that of this machine, right to about a quarter of a second
+	WallClock  time.Time  // zero: that of this machine, late by the time the agent takes to hear it
 	Hostname   string     // empty: unchanged
 }
 
@@ -26,9 +26,10 @@ type RenewReply = proto.RenewReply
 
 // Renew gives the machine a new identity: entropy is credited to the kernel's
 // generator, which takes a new key, wall clock and host name are set, and from
-// then on the agent refuses operations of other generations. After a success
-// this Client uses the new generation. A machine whose renewal fails must not
-// be used: it may share its parent's randomness.
+// then on the agent refuses operations of other generations. An exchange that
+// takes long is repeated once, since the clock that it set is as late. After a
+// success this Client uses the new generation. A machine whose renewal fails
+// must not be used: it may share its parent's randomness.
 func (c *Client) Renew(ctx context.Context, id Identity) (RenewReply, error) {
 	begin := time.Now()
 	reply, err := c.renew(ctx, id)
