@@ -6,6 +6,7 @@
 package snapshot
 
 import (
+	"fmt"
 	"os"
 	"sync/atomic"
 )
@@ -26,6 +27,18 @@ type Layer struct {
 	size int64
 	refs atomic.Int64
 	kept keptForms
+}
+
+// NewLayer makes a layer of a file that nobody will change any more, which it
+// takes over. The size, in bytes, must be a multiple of [PageSize]; the file is
+// at least as long.
+func NewLayer(f *os.File, size int64) (*Layer, error) {
+	if size <= 0 || size%PageSize != 0 {
+		return nil, fmt.Errorf("snapshot: layer of %d bytes: not a positive multiple of %d", size, PageSize)
+	}
+	l := &Layer{file: f, size: size}
+	l.refs.Store(1)
+	return l, nil
 }
 
 // FD is the descriptor to map. It is valid while the caller holds a reference.

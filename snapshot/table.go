@@ -129,6 +129,21 @@ func (t *Table) ReadAt(p []byte, off int64) error {
 	return nil
 }
 
+// Locate says where the bytes from off on are: n of them in layer at offset at,
+// or, if layer is nil, n zeros. It looks the place up in a sorted list, which
+// no depth of captures makes slower. off must be less than Size.
+func (t *Table) Locate(off int64) (layer *Layer, at, n int64) {
+	i := sort.Search(len(t.extents), func(i int) bool { return t.extents[i].End() > off })
+	switch {
+	case i == len(t.extents):
+		return nil, 0, t.size - off
+	case t.extents[i].Start > off:
+		return nil, 0, t.extents[i].Start - off
+	}
+	e := t.extents[i]
+	return e.Layer, e.Offset + off - e.Start, e.End() - off
+}
+
 // Maps tells whether a layer has any of the n bytes at off.
 func (t *Table) Maps(off, n int64) bool { return len(t.within(off, off+n)) > 0 }
 

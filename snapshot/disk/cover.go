@@ -1,0 +1,118 @@
+package disk
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// cover says of each page of a disk whether a top has it, and whether it is
+// known to be zeros there. Pages that differ in time are set by several
+// goroutines at once; a chunk of the disk in which nothing is set takes no
+// memory.
+type cover struct {
+	chunks []atomic.Pointer[chunk]
+}
+
+const (
+	chunkWords = 512
+	chunkPages = chunkWords * 64 // 128 MiB
+)
+
+// chunk has a bit a page in each of its sets.
+type chunk struct{ owned, zero [chunkWords]atomic.Uint64 }
+
+func newCover(pages int64) *cover {
+	return &cover{make([]atomic.Pointer[chunk], (pages+chunkPages-1)/chunkPages)}
+}
+
+// chunkOf is the chunk of a page, made if it is not there yet.
+func (c *cover) chunkOf(page int64) *chunk {
+	p := &c.chunks[page/chunkPages]
+	if p.Load() == nil {
+		p.CompareAndSwap(nil, new(chunk))
+	}
+	return p.Load()
+}
+
+// set notes that the top has the pages from first to before end.
+func (c *cover) set(first, end int64, zero bool) {
+	for first < end {
+		k, word := c.chunkOf(first), first%chunkPages/64
+		n := min(64-first%64, end-first)
+		mask := ^uint64(0) >> (64 - n) << (first % 64)
+		if zero {
+			k.zero[word].Or(mask)
+		} else {
+			k.zero[word].And(^mask)
+		}
+		k.owned[word].Or(mask)
+		first += n
+	}
+}
+
+func (c *cover) owns(page int64) bool {
+	k := c.chunks[page/chunkPages].Load()
+	return k != nil && k.owned[page%chunkPages/64].Load()>>(page%64)&1 == 1
+}
+
+func (c *cover) isZero(page int64) bool {
+	k := c.chunks[page/chunkPages].Load()
+	return k != nil && k.zero[page%chunkPages/64].Load()>>(page%64)&1 == 1
+}
+
+// run tells whether the top has the page first, and up to which page, at most
+// end, that is so.
+func (c *cover) run(first, end int64) (owned bool, next int64) {
+	owned = c.owns(first)
+	for next = first; next < end; {
+		k := c.chunks[next/chunkPages].Load()
+		if k == nil {
+			if owned {
+				return owned, next
+			}
+			next = min(end, (next/chunkPages+1)*chunkPages)
+			continue
+		}
+		differ := k.owned[next%chunkPages/64].Load()
+		if owned {
+			differ = ^differ
+		}
+		if differ >>= next % 64; differ != 0 {
+			return owned, min(end, next+int64(bits.TrailingZeros64(differ)))
+		}
+		next = min(end, (next/64+1)*64)
+	}
+	return owned, next
+}
+
+// runs are the longest sequences of pages that the top has, apart where they
+// are zeros, in order.
+func (c *cover) runs(pages int64) (out []run) {
+	for at := int64(0); at < pages; {
+		owned, next := c.run(at, pages)
+		if owned {
+			out = c.split(out, run{first: at, end: next})
+		}
+		at = next
+	}
+	return out
+}
+
+// split appends r in parts that are all zeros or not known to be.
+func (c *cover) split(out []run, r run) []run {
+	for r.first < r.end {
+		part := run{first: r.first, end: r.first, zero: c.isZero(r.first)}
+		for part.end < r.end && c.isZero(part.end) == part.zero {
+			part.end++
+		}
+		out = append(out, part)
+		r.first = part.end
+	}
+	return out
+}
+
+// run is a sequence of pages.
+type run struct {
+	first, end int64
+	zero       bool
+}
