@@ -11,12 +11,15 @@ import (
 	"github.com/forkvm/forkvm/devices/serial"
 	"github.com/forkvm/forkvm/devices/virtio"
 	"github.com/forkvm/forkvm/devices/virtio/balloon"
+	"github.com/forkvm/forkvm/devices/virtio/blk"
 	"github.com/forkvm/forkvm/devices/virtio/rng"
 	"github.com/forkvm/forkvm/devices/virtio/vsock"
 	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/snapshot/disk"
 )
 
-// The virtio devices, in the order of their addresses and interrupts.
+// The virtio devices that every machine has, in the order of their addresses
+// and interrupts. Its disks follow.
 const (
 	slotRNG = iota
 	slotVsock
@@ -27,7 +30,13 @@ const (
 )
 
 func virtioAddr(slot int) uint64 { return mmioBase + uint64(slot)*mmioSize }
-func virtioGSI(slot int) uint32  { return firstGSI + uint32(slot) }
+
+func virtioGSI(slot int) uint32 {
+	if slot >= numVirtio {
+		slot++ // VMGenID's lies between
+	}
+	return firstGSI + uint32(slot)
+}
 
 // board is the devices of a machine and the buses they sit on.
 type board struct {
@@ -36,9 +45,10 @@ type board struct {
 	serial  *serial.Device
 	rtc     *rtc.Device
 	power   *acpi.PowerDevice
-	virtio  [numVirtio]*virtio.MMIO
+	virtio  []*virtio.MMIO // by slot
 	vsock   *vsock.Device
 	balloon *balloon.Device
+	disks   []*blk.Device
 }
 
 // boardState is the state of every device that has any.
@@ -49,10 +59,13 @@ type boardState struct {
 	Virtio  [numVirtio]virtio.MMIOState
 	Vsock   vsock.State
 	Balloon balloon.State
+	Disks   []diskState `json:",omitempty"`
 }
 
 // boardEnv is what the devices may do to the machine.
 type boardEnv struct {
+	cfg      *Config
+	disks    []*disk.Disk
 	vm       *kvm.VM
 	memory   *memory
 	console  *console
@@ -97,9 +110,16 @@ func newBoard(env boardEnv) (*board, error) {
 	if b.balloon, err = balloon.New(balloon.Config{}, env.balloon()); err != nil {
 		return nil, err
 	}
-	rng := rng.New(rng.Config{})
-	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock, slotBalloon: b.balloon} {
-		b.virtio[slot] = virtio.NewMMIO(dev, env.memory, env.line(virtioGSI(slot)))
+	all := []virtio.Device{slotRNG: rng.New(rng.Config{}), slotVsock: b.vsock, slotBalloon: b.balloon}
+	for i := range env.disks {
+		d, err := env.newBlk(i, nil)
+		if err != nil {
+			return nil, err
+		}
+		b.disks, all = append(b.disks, d), append(all, d)
+	}
+	for slot, dev := range all {
+		b.virtio = append(b.virtio, virtio.NewMMIO(dev, env.memory, env.line(virtioGSI(slot))))
 	}
 	return b, b.wire(env)
 }
@@ -119,12 +139,21 @@ func restoreBoard(env boardEnv, st *boardState) (*board, error) {
 	if b.balloon, err = balloon.Restore(balloon.Config{}, env.balloon(), st.Balloon); err != nil {
 		return nil, err
 	}
-	rng := rng.Restore(rng.Config{}, rng.State{})
-	for slot, dev := range [numVirtio]virtio.Device{slotRNG: rng, slotVsock: b.vsock, slotBalloon: b.balloon} {
-		b.virtio[slot], err = virtio.RestoreMMIO(dev, env.memory, env.line(virtioGSI(slot)), st.Virtio[slot])
+	all := []virtio.Device{slotRNG: rng.Restore(rng.Config{}, rng.State{}), slotVsock: b.vsock, slotBalloon: b.balloon}
+	states := st.Virtio[:]
+	for i := range env.disks {
+		d, err := env.newBlk(i, &st.Disks[i])
+		if err != nil {
+			return nil, err
+		}
+		b.disks, all, states = append(b.disks, d), append(all, d), append(states, st.Disks[i].Virtio)
+	}
+	for slot, dev := range all {
+		t, err := virtio.RestoreMMIO(dev, env.memory, env.line(virtioGSI(slot)), states[slot])
 		if err != nil {
 			return nil, fmt.Errorf("vmm: virtio device %d: %w", slot, err)
 		}
+		b.virtio = append(b.virtio, t)
 	}
 	return b, b.wire(env)
 }
@@ -170,8 +199,11 @@ func (b *board) resume() {
 // save reads the state of quiet devices.
 func (b *board) save() boardState {
 	st := boardState{Serial: b.serial.Save(), RTC: b.rtc.Save(), Power: b.power.Save(), Vsock: b.vsock.Save(), Balloon: b.balloon.Save()}
-	for slot, t := range b.virtio {
-		st.Virtio[slot] = t.State()
+	for slot := range st.Virtio {
+		st.Virtio[slot] = b.virtio[slot].State()
+	}
+	for i, d := range b.disks {
+		st.Disks = append(st.Disks, diskState{b.virtio[numVirtio+i].State(), d.Save()})
 	}
 	return st
 }
@@ -187,7 +219,7 @@ func (b *board) close() {
 }
 
 // acpiConfig describes the board to the guest.
-func acpiConfig(vcpus int) acpi.Config {
+func acpiConfig(vcpus, disks int) acpi.Config {
 	c := acpi.Config{
 		VCPUs:     vcpus,
 		COM1:      &acpi.COM1{Port: serialPort, GSI: serialGSI},
@@ -195,7 +227,7 @@ func acpiConfig(vcpus int) acpi.Config {
 		RTC:       true,
 		PowerPort: powerPort,
 	}
-	for slot := range numVirtio {
+	for slot := range numVirtio + disks {
 		c.VirtioMMIO = append(c.VirtioMMIO, acpi.VirtioMMIO{Base: virtioAddr(slot), Size: mmioSize, GSI: virtioGSI(slot)})
 	}
 	return c

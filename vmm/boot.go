@@ -146,7 +146,7 @@ func (c Config) cmdline() (string, error) {
 	parts := []string{baseCmdline, "forkvm.hostname=" + c.Hostname}
 	if strings.Contains(c.Cmdline, "acpi=off") {
 		// Without ACPI this is how a kernel learns of virtio-mmio devices.
-		for i := range numVirtio {
+		for i := range numVirtio + len(c.Disks) {
 			parts = append(parts, fmt.Sprintf("virtio_mmio.device=4K@%#x:%d", virtioAddr(i), virtioGSI(i)))
 		}
 	}

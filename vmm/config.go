@@ -40,6 +40,14 @@ type Config struct {
 	// Zero means 256 MiB.
 	Memory int64
 
+	// Disks are the guest's disks, at most [MaxDisks].
+	Disks []Disk
+
+	// Scratch is the directory of the files for what guests write to their
+	// disks. They have no names there and are gone with the machines and
+	// images that use them. If empty, they are anonymous memory.
+	Scratch string
+
 	// Hostname is the guest's host name. Empty means "forkvm".
 	Hostname string
 
@@ -118,6 +126,9 @@ func (c Config) validate() error {
 		return bad("Hostname", "%q is not a host name of at most 64 bytes", c.Hostname)
 	case strings.ContainsAny(c.Cmdline, "\n\x00"):
 		return bad("Cmdline", "contains a line break or NUL")
+	}
+	if err := c.checkDisks(); err != nil {
+		return bad("Disks", "%v", err)
 	}
 	return nil
 }

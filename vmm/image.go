@@ -29,9 +29,11 @@ type Image struct {
 
 	pause, capture time.Duration
 	dirty, copied  int64
+	frozen         frozen // while the capture is made
 
-	mu    sync.Mutex
-	table *snapshot.Table // guarded by mu; nil once closed
+	mu     sync.Mutex
+	table  *snapshot.Table // guarded by mu: memory; nil once closed
+	onDisk tables          // guarded by mu
 }
 
 // Pause is how long the machine stood still for the capture.
@@ -52,30 +54,32 @@ func (i *Image) Close() error {
 	defer i.mu.Unlock()
 	if i.table != nil {
 		i.table.Release()
-		i.table = nil
+		i.onDisk.release()
+		i.table, i.onDisk = nil, nil
 		i.pool.leave()
 	}
 	return nil
 }
 
-// retain takes a reference on the table.
-func (i *Image) retain() (*snapshot.Table, error) {
+// retain takes references on the tables of memory and disks.
+func (i *Image) retain() (*snapshot.Table, tables, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.table == nil {
-		return nil, errors.New("vmm: image is closed")
+		return nil, nil, errors.New("vmm: image is closed")
 	}
-	return i.table.Retain(), nil
+	return i.table.Retain(), i.onDisk.retain(), nil
 }
 
 // makeRoom rewrites the image's table in fewer extents if n machines would
 // otherwise need more mappings than the process has left.
 func (i *Image) makeRoom(n int) error {
-	table, err := i.retain()
+	table, onDisk, err := i.retain()
 	if err != nil {
 		return err
 	}
 	defer table.Release()
+	onDisk.release()
 	if int64(n)*mappingsOf(table) <= mappings.room() {
 		return nil
 	}
@@ -125,6 +129,7 @@ func (vm *VM) captureAll() (*Image, error) {
 	}
 	defer mem.abandon()
 	image := &Image{cfg: vm.cfg, info: vm.info, prints: vm.footprint}
+	defer func() { image.frozen.close(); image.frozen = nil }()
 	if id := vm.lineage.Load(); id != nil {
 		image.parent = *id
 	}
@@ -137,6 +142,10 @@ func (vm *VM) captureAll() (*Image, error) {
 	}
 	image.table, image.dirty, image.copied = c.table, c.dirty, c.copied
 	image.pool = pool.join()
+	if image.onDisk, err = image.frozen.tables(); err != nil {
+		image.Close()
+		return nil, err
+	}
 	if err := vm.compact(image); err != nil {
 		image.Close()
 		return nil, err
@@ -178,7 +187,8 @@ func (vm *VM) captureHalted(lead *vcpu, image *Image, mem *memoryCapture) error 
 		return err
 	}
 	image.capture = time.Since(begin)
-	return nil
+	image.frozen, err = vm.disks.freeze()
+	return err
 }
 
 // usePool joins the pool that forks of the machine use, once. The caller has
@@ -224,7 +234,7 @@ func (i *Image) Start(ctx context.Context, o StartOptions) (*VM, error) {
 // start is Start for a call that was made at begin.
 func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM, error) {
 	created := time.Now()
-	table, err := i.retain()
+	table, onDisk, err := i.retain()
 	if err != nil {
 		return nil, err
 	}
@@ -234,14 +244,16 @@ func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM
 	cfg.Logger = cmp.Or(o.Logger, cfg.Logger)
 	cfg.Console, cfg.Trace = o.Console, o.Trace // the parent's are the parent's
 	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
+	err = cfg.validate()
+	var shell *shell
+	if err == nil {
+		shell, err = i.pool.take()
 	}
-	shell, err := i.pool.take()
 	if err != nil {
+		onDisk.release()
 		return nil, err
 	}
-	vm, err := newVM(cfg, begin, shell, table)
+	vm, err := newVM(cfg, begin, shell, table, onDisk)
 	if err != nil {
 		return nil, err
 	}

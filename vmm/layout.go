@@ -35,5 +35,5 @@ const (
 	rtcPort    = 0x70
 	powerPort  = 0x600
 
-	firstGSI = 5 // of the virtio devices, VMGenID after them
+	firstGSI = 5 // of the virtio devices, VMGenID and the disks
 )

@@ -25,6 +25,7 @@ type VM struct {
 	shell   *shell
 	msrs    *msrList
 	info    client.Info // what the agent said when it was ready
+	disks   disks       // guarded by turn
 
 	// Replaced by a reset.
 	board atomic.Pointer[board]
@@ -98,13 +99,18 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
+	onDisk, err := openDisks(cfg.Disks)
+	if err != nil {
+		return nil, err
+	}
 	shell, err := buildShell(specOf(cfg, nil, nil))
 	if err != nil {
+		onDisk.release()
 		return nil, err
 	}
 	table := snapshot.NewTable(cfg.Memory)
 	defer table.Release()
-	vm, err := newVM(cfg, begin, shell, table)
+	vm, err := newVM(cfg, begin, shell, table, onDisk)
 	if err != nil {
 		return nil, err
 	}
@@ -115,18 +121,20 @@ func Start(ctx context.Context, cfg Config) (*VM, error) {
 	return vm, nil
 }
 
-// newVM makes a machine of a shell that is unused, whose memory is to be what
-// table says. Its vCPUs are parked and its board is empty. On an error the
-// shell is freed.
-func newVM(cfg Config, begin time.Time, shell *shell, table *snapshot.Table) (*VM, error) {
+// newVM makes a machine of a shell that is unused, whose memory and disks are
+// to be what the tables say. Its vCPUs are parked and its board is empty. It
+// takes over the shell and the disks' tables, which on an error are freed.
+func newVM(cfg Config, begin time.Time, shell *shell, table *snapshot.Table, onDisk tables) (*VM, error) {
 	vm := &VM{
 		cfg: cfg, begin: begin, console: newConsole(cfg.Console), shell: shell, mem: shell.mem,
 		turn: newTurn(), ended: make(chan struct{}),
 	}
 	if err := shell.mem.mapTable(table); err != nil {
 		inBackground(func() { shell.close() })
+		onDisk.release()
 		return nil, err
 	}
+	vm.disks = newDisks(onDisk, cfg.Scratch)
 	for _, c := range shell.vcpus {
 		c.exit, c.fail = vm.handleExit, func(c *vcpu, err error) {
 			o := vm.crash(c, err.Error())
@@ -152,6 +160,7 @@ func (vm *VM) time(f func(*Timings)) {
 
 func (vm *VM) env() boardEnv {
 	return boardEnv{
+		cfg: &vm.cfg, disks: vm.disks.now,
 		vm: vm.shell.vm, memory: vm.mem, console: vm.console,
 		reset:    func() { vm.stop(Outcome{Err: ErrReset, Detail: "asked for by the guest"}) },
 		powerOff: func() { vm.stop(Outcome{Err: ErrPowerOff}) },
@@ -235,7 +244,7 @@ func (vm *VM) loadTables() (rsdp uint64, err error) {
 	if err := vm.writeGeneration(); err != nil {
 		return 0, err
 	}
-	tables, rsdp, err := acpi.Build(acpiAddr, acpiConfig(vm.cfg.VCPUs))
+	tables, rsdp, err := acpi.Build(acpiAddr, acpiConfig(vm.cfg.VCPUs, len(vm.cfg.Disks)))
 	if err != nil {
 		return 0, err
 	}
@@ -326,7 +335,10 @@ func (vm *VM) Close() error {
 		if vm.pool != nil {
 			vm.pool.leave()
 		}
+		disks := vm.disks
+		vm.disks.now = nil
 		inBackground(func() {
+			disks.close()
 			if err := vm.shell.close(); err != nil {
 				vm.cfg.Logger.Error("free a machine", "error", err)
 			}

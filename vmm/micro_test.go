@@ -255,7 +255,7 @@ func TestForkStateIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer image.Close()
-	table, err := image.retain()
+	table, onDisk, err := image.retain()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestForkStateIsExact(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	child, err := newVM(image.cfg, time.Now(), shell, table)
+	child, err := newVM(image.cfg, time.Now(), shell, table, onDisk)
 	if err != nil {
 		t.Fatal(err)
 	}

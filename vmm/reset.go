@@ -41,6 +41,7 @@ func (vm *VM) Reset(ctx context.Context) error {
 		vm.begin = begin
 		vm.time(func(t *Timings) { *t = Timings{} })
 		lead.first = vm.firstExit
+		vm.disks.renew(vm.cfg.Scratch)
 		return vm.mem.reset()
 	})
 	if err != nil {

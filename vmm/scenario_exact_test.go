@@ -49,7 +49,7 @@ func enrich(t *testing.T, vm *VM) {
 // that is reset has.
 func restoredState(t *testing.T, image *Image, st *kvmState, used bool) (*kvmState, error) {
 	t.Helper()
-	table, err := image.retain()
+	table, onDisk, err := image.retain()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func restoredState(t *testing.T, image *Image, st *kvmState, used bool) (*kvmSta
 	if err != nil {
 		t.Fatal(err)
 	}
-	vm, err := newVM(image.cfg, time.Now(), shell, table)
+	vm, err := newVM(image.cfg, time.Now(), shell, table, onDisk)
 	if err != nil {
 		t.Fatal(err)
 	}

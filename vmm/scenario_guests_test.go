@@ -439,7 +439,7 @@ var guestStamp = []byte{
 // frozenWord reads 8 bytes of an image's memory.
 func frozenWord(t *testing.T, image *Image, gpa uint64) uint64 {
 	t.Helper()
-	table, err := image.retain()
+	table, _, err := image.retain()
 	if err != nil {
 		t.Fatal(err)
 	}

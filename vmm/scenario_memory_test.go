@@ -162,7 +162,7 @@ func TestScenarioB12ChainOfCapturesAgainstACopy(t *testing.T) {
 		image := captureOf(t, vm)
 		resume(t, vm)
 		awaitCounter(t, vm, counter(t, vm)) // the parent writes on
-		table, err := image.retain()
+		table, _, err := image.retain()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestScenarioB17ParentWritesDoNotReachTheCapture(t *testing.T) {
 	defer stop.Store(true)
 	for range 8 {
 		image := captureOf(t, vm)
-		table, err := image.retain()
+		table, _, err := image.retain()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -348,7 +348,7 @@ func TestScenarioP11NothingIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Holes of the guest are not filled by looking at them.
-		table, err := image.retain()
+		table, _, err := image.retain()
 		if err != nil {
 			t.Fatal(err)
 		}

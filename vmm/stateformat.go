@@ -50,10 +50,11 @@ func encodeState(st *machineState) (map[string][]byte, error) {
 	return sections, nil
 }
 
-// decodeState is the reverse of encodeState for a machine of that many vCPUs.
+// decodeState is the reverse of encodeState for a machine of that many vCPUs
+// and disks.
 // The bytes may be anybody's: what decodes is a state that KVM and the devices
 // accept or refuse, like one that a hostile guest brought itself into.
-func decodeState(sections map[string][]byte, vcpus int) (*machineState, error) {
+func decodeState(sections map[string][]byte, vcpus, disks int) (*machineState, error) {
 	st := &machineState{kvm: &kvmState{VCPUs: make([]vcpuState, vcpus)}}
 	values := map[string]any{
 		sectionCPUID:   &st.kvm.CPUID,
@@ -76,6 +77,9 @@ func decodeState(sections map[string][]byte, vcpus int) (*machineState, error) {
 		if err := decodeSection(b, v); err != nil {
 			return nil, badState(name, err)
 		}
+	}
+	if n := len(st.board.Disks); n != disks {
+		return nil, badState(sectionDevices, fmt.Errorf("%d disks in place of %d", n, disks))
 	}
 	return st, checkState(st)
 }

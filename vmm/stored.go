@@ -22,12 +22,19 @@ type SnapshotOptions struct {
 
 // storedConfig is a machine's configuration in a snapshot.
 type storedConfig struct {
-	VCPUs    int         `json:"vcpus"`
-	Memory   int64       `json:"memory"`
-	Hostname string      `json:"hostname"`
-	Cmdline  string      `json:"cmdline,omitempty"`
-	Bare     bool        `json:"bare,omitempty"`
-	Agent    client.Info `json:"agent"`
+	VCPUs    int          `json:"vcpus"`
+	Memory   int64        `json:"memory"`
+	Hostname string       `json:"hostname"`
+	Cmdline  string       `json:"cmdline,omitempty"`
+	Bare     bool         `json:"bare,omitempty"`
+	Agent    client.Info  `json:"agent"`
+	Disks    []storedDisk `json:"disks,omitempty"`
+}
+
+// storedDisk is a disk's configuration but for its size.
+type storedDisk struct {
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // Snapshot captures the machine and stores the capture. The machine stands
@@ -53,24 +60,31 @@ func (vm *VM) Snapshot(ctx context.Context, store *snapshot.Store, o SnapshotOpt
 
 // Save stores the image. See [VM.Snapshot].
 func (i *Image) Save(ctx context.Context, store *snapshot.Store, o SnapshotOptions) (snapshot.Info, error) {
-	table, err := i.retain()
+	table, onDisk, err := i.retain()
 	if err != nil {
 		return snapshot.Info{}, err
 	}
 	defer table.Release()
+	defer onDisk.release()
 	sections, err := encodeState(i.state)
 	if err != nil {
 		return snapshot.Info{}, err
 	}
-	config, err := json.Marshal(storedConfig{
-		i.cfg.VCPUs, i.cfg.Memory, i.cfg.Hostname, i.cfg.Cmdline, i.cfg.Bare, i.info,
-	})
+	stored := storedConfig{
+		VCPUs: i.cfg.VCPUs, Memory: i.cfg.Memory, Hostname: i.cfg.Hostname, Cmdline: i.cfg.Cmdline, Bare: i.cfg.Bare, Agent: i.info,
+	}
+	var named []snapshot.Disk
+	for k, d := range i.cfg.Disks {
+		stored.Disks = append(stored.Disks, storedDisk{d.Name, d.ReadOnly})
+		named = append(named, snapshot.Disk{Name: d.Name, Table: onDisk[k]})
+	}
+	config, err := json.Marshal(stored)
 	if err != nil {
 		return snapshot.Info{}, fmt.Errorf("vmm: encode configuration: %w", err)
 	}
 	info, err := store.Create(ctx, snapshot.Draft{
 		Label: o.Label, Parent: i.parent, Config: config, Needs: i.state.needs(),
-		Kernel: snapshot.Kernel{Version: i.info.Kernel}, Sections: sections, Memory: table, Progress: o.Progress,
+		Kernel: snapshot.Kernel{Version: i.info.Kernel}, Sections: sections, Memory: table, Disks: named, Progress: o.Progress,
 	})
 	if err != nil {
 		return snapshot.Info{}, fmt.Errorf("vmm: snapshot: %w", err)
@@ -83,7 +97,8 @@ type LoadOptions struct {
 	KVM   string // path of the device; empty means /dev/kvm
 	Spare int    // see [Config]
 
-	Prefault bool // see [Config]
+	Prefault bool   // see [Config]
+	Scratch  string // see [Config]
 
 	// Progress, if it is not nil, is told how many bytes are verified.
 	Progress func(done, total int64)
@@ -123,23 +138,33 @@ func imageOf(stored *snapshot.Snapshot, o LoadOptions) (*Image, error) {
 	cfg := Config{
 		Kernel: "(stored)", Cmdline: c.Cmdline, VCPUs: c.VCPUs, Memory: c.Memory, Hostname: c.Hostname,
 		Bare: c.Bare, KVM: o.KVM, Spare: o.Spare, Prefault: o.Prefault,
+		Scratch: o.Scratch,
 	}.withDefaults()
+	if cfg.Memory != stored.Memory.Size() || len(c.Disks) != len(stored.Disks) {
+		return nil, fmt.Errorf("%w: memory of %d bytes in place of %d, %d disks in place of %d",
+			snapshot.ErrCorrupt, stored.Memory.Size(), cfg.Memory, len(stored.Disks), len(c.Disks))
+	}
+	for k, d := range c.Disks {
+		if d.Name != stored.Disks[k].Name {
+			return nil, fmt.Errorf("%w: disk %.30q in place of %.30q", snapshot.ErrCorrupt, stored.Disks[k].Name, d.Name)
+		}
+		cfg.Disks = append(cfg.Disks, Disk{Name: d.Name, Size: stored.Disks[k].Table.Size(), ReadOnly: d.ReadOnly})
+	}
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", snapshot.ErrCorrupt, err)
-	}
-	if cfg.Memory != stored.Memory.Size() || len(stored.Disks) > 0 {
-		return nil, fmt.Errorf("%w: memory of %d bytes in place of %d, %d disks in place of 0",
-			snapshot.ErrCorrupt, stored.Memory.Size(), cfg.Memory, len(stored.Disks))
 	}
 	if !cfg.Bare && c.Agent.Version != proto.Version {
 		return nil, fmt.Errorf("%w: its agent speaks version %d of the protocol, this program version %d",
 			snapshot.ErrIncompatible, c.Agent.Version, proto.Version)
 	}
-	st, err := decodeState(stored.Sections, cfg.VCPUs)
+	st, err := decodeState(stored.Sections, cfg.VCPUs, len(cfg.Disks))
 	if err != nil {
 		return nil, err
 	}
 	image := &Image{cfg: cfg, state: st, info: c.Agent, prints: newFootprint(cfg), parent: stored.ID, table: stored.Memory.Retain()}
+	for _, d := range stored.Disks {
+		image.onDisk = append(image.onDisk, d.Table.Retain())
+	}
 	image.pool = joinPool(specOf(cfg, st.kvm.CPUID, st.msrs), cfg.Spare)
 	return image, nil
 }

@@ -55,7 +55,7 @@ func TestSnapshotOutlivesTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer image.Close()
-	table, err := image.retain()
+	table, _, err := image.retain()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestStateFormatRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := decodeState(sections, 2)
+	got, err := decodeState(sections, 2, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestStateFormatRoundTrip(t *testing.T) {
 		t.Errorf("state differs (-saved +decoded):\n%s", diff)
 	}
 	for _, n := range []int{1, 3} {
-		if _, err := decodeState(sections, n); !errors.Is(err, snapshot.ErrCorrupt) {
+		if _, err := decodeState(sections, n, 0); !errors.Is(err, snapshot.ErrCorrupt) {
 			t.Errorf("as a machine of %d vCPUs: %v", n, err)
 		}
 	}
@@ -194,10 +194,21 @@ func FuzzStateSections(f *testing.F) {
 	}
 	f.Add(sections[sectionCPUID], sections[sectionChips], sections[sectionDevices], sections[sectionVCPU(0)])
 	f.Add([]byte("[]"), []byte("{}"), []byte(`{"Virtio":[{"Queues":[{"Size":3}]}]}`), []byte("null"))
+	f.Add(sections[sectionCPUID], sections[sectionChips], []byte(`{"Disks":[{"Virtio":{"Queues":[{"Size":3}]}}]}`), sections[sectionVCPU(0)])
+	cfg := Config{VCPUs: 1, Disks: []Disk{{Name: "data", Size: 1 << 20}}}
 	f.Fuzz(func(t *testing.T, cpuid, chips, devices, vcpu []byte) {
-		st, err := decodeState(map[string][]byte{
-			sectionCPUID: cpuid, sectionChips: chips, sectionDevices: devices, sectionVCPU(0): vcpu,
-		}, 1)
+		state := map[string][]byte{sectionCPUID: cpuid, sectionChips: chips, sectionDevices: devices, sectionVCPU(0): vcpu}
+		birth, err := openDisks(cfg.Disks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		disks := newDisks(birth, "")
+		defer disks.close()
+		st, err := decodeState(state, 1, 1)
+		if err != nil {
+			disks.now = nil
+			st, err = decodeState(state, 1, 0)
+		}
 		if err != nil {
 			return
 		}
@@ -206,7 +217,7 @@ func FuzzStateSections(f *testing.F) {
 		}
 		m := newMemory(t, MinMemory)
 		defer m.close()
-		b, err := restoreBoard(boardEnv{memory: m, console: newConsole(nil), reset: func() {}, powerOff: func() {}}, &st.board)
+		b, err := restoreBoard(boardEnv{cfg: &cfg, disks: disks.now, memory: m, console: newConsole(nil), reset: func() {}, powerOff: func() {}}, &st.board)
 		if err == nil {
 			b.close()
 		}

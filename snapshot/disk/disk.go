@@ -70,15 +70,23 @@ func (d *Disk) Close() {
 	}
 }
 
-// Allocated is the number of bytes that were written, and not discarded, since
-// the disk was made or last frozen, as the file system counts them.
-func (d *Disk) Allocated() (int64, error) {
+// Usage says how many bytes were written, and not discarded, since the disk was
+// made or last frozen, as the file system counts them; and how many bytes of
+// layers are below.
+func (d *Disk) Usage() (own, below int64, err error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	if d.top == nil {
-		return 0, nil
+	if err := d.check(0, 0); err != nil {
+		return 0, 0, err
 	}
-	return d.top.allocated()
+	table, err := d.below.resolve()
+	if err != nil {
+		return 0, 0, err
+	}
+	if d.top != nil {
+		own, err = d.top.allocated()
+	}
+	return own, table.Stored(), err
 }
 
 func (d *Disk) check(off, n int64) error {

@@ -222,7 +222,7 @@ func TestSpaceOfAFork(t *testing.T) {
 		child := fork(t, parent)
 		check := func(what string, low, high int64) {
 			t.Helper()
-			switch n, err := child.Allocated(); {
+			switch n, _, err := child.Usage(); {
 			case err != nil:
 				t.Fatal(err)
 			case n < low || n > high:
