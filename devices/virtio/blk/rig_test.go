@@ -162,14 +162,21 @@ func boot(t *testing.T, cfg blk.Config, test func(t *testing.T, g *guest)) {
 	})
 }
 
+// cold makes a guest whose driver has not come yet.
 func cold(t testing.TB, cfg blk.Config) *guest {
+	t.Helper()
+	return coldWith(t, cfg, 4<<20)
+}
+
+// coldWith is cold with so many bytes of RAM.
+func coldWith(t testing.TB, cfg blk.Config, ram int) *guest {
 	t.Helper()
 	disk := newDisk(diskSectors)
 	dev, err := blk.New(cfg, blk.Env{Backend: disk})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, irq := virtiotest.NewMemory(4<<20), virtiotest.NewInterrupt()
+	mem, irq := virtiotest.NewMemory(ram), virtiotest.NewInterrupt()
 	m := virtio.NewMMIO(dev, mem, irq)
 	t.Cleanup(m.Reset)
 	return &guest{virtiotest.NewDriver(m, mem), disk, cfg, dev, irq, m}
@@ -227,8 +234,8 @@ func (g *guest) add(queue int, bufs ...virtiotest.Buffer) pending {
 	return p
 }
 
-// request makes a request available: what the device reads, cut into pieces
-// of the sizes given, and room for so many bytes and the status.
+// request makes a request available in two buffers: what the device reads, and
+// room for so many bytes and the status.
 func (g *guest) request(queue int, out []byte, in int) pending {
 	return g.add(queue, g.Mem.Out(out), g.Mem.In(in+1))
 }
