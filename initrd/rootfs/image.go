@@ -340,6 +340,15 @@ func (v *verifier) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Verify compares a document with its digest, which is one of SHA-256.
+func Verify(document []byte, digest string) error {
+	d := Descriptor{Digest: digest, Size: int64(len(document))}
+	if _, err := d.Hex(); err != nil {
+		return err
+	}
+	return newVerifier(bytes.NewReader(document), d).finish()
+}
+
 // finish reads what is left and says whether the blob is the one wanted.
 func (v *verifier) finish() error {
 	if _, err := io.Copy(io.Discard, v); err != nil {

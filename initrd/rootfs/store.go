@@ -347,11 +347,7 @@ func (b *builder) dockerConfig(a *archive, name string) ([]byte, error) {
 		return nil, err
 	}
 	digits := strings.TrimPrefix(strings.TrimSuffix(path.Base(name), ".json"), "sha256:")
-	if !isHex(digits) {
-		return nil, fmt.Errorf("%w: %.100q is not named after its digest", ErrFormat, name)
-	}
-	v := newVerifier(strings.NewReader(string(document)), Descriptor{Digest: "sha256:" + digits, Size: -1})
-	return document, v.finish()
+	return document, Verify(document, "sha256:"+digits)
 }
 
 // selectTag returns the image that has the tag ref, or the only one.
