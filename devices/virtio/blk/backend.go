@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,13 +41,27 @@ type Backend interface {
 	Discard(off, n int64) error
 }
 
+// Trier is implemented by a [Backend] that can tell whether a transfer has to
+// wait: for hardware, for memory, for a lock that is held long. What need not
+// wait is served without waking a thread for it, mostly on that of the vCPU
+// that asked.
+//
+// Both methods return false, and leave the slices (not what they refer to) as
+// they were, if they would have to wait. The device then calls the method of
+// Backend, which does all of it again.
+type Trier interface {
+	Backend
+	TryReadAt(bufs [][]byte, off int64) (done bool, err error)
+	TryWriteAt(bufs [][]byte, off int64) (done bool, err error)
+}
+
 // Memory is a [Backend] in memory, for tests and small disks.
 type Memory struct {
 	mu   sync.RWMutex // guards what data refers to
 	data []byte
 }
 
-var _ Backend = (*Memory)(nil)
+var _ Trier = (*Memory)(nil)
 
 // NewMemory makes a disk of data, which is the disk's from then on.
 func NewMemory(data []byte) *Memory { return &Memory{data: data} }
@@ -58,9 +73,7 @@ func (m *Memory) Size() int64 { return int64(len(m.data)) }
 func (m *Memory) ReadAt(bufs [][]byte, off int64) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	for _, b := range bufs {
-		off += int64(copy(b, m.data[off:]))
-	}
+	m.read(bufs, off)
 	return nil
 }
 
@@ -68,10 +81,40 @@ func (m *Memory) ReadAt(bufs [][]byte, off int64) error {
 func (m *Memory) WriteAt(bufs [][]byte, off int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.write(bufs, off)
+	return nil
+}
+
+// TryReadAt implements [Trier].
+func (m *Memory) TryReadAt(bufs [][]byte, off int64) (bool, error) {
+	if !m.mu.TryRLock() {
+		return false, nil
+	}
+	defer m.mu.RUnlock()
+	m.read(bufs, off)
+	return true, nil
+}
+
+// TryWriteAt implements [Trier].
+func (m *Memory) TryWriteAt(bufs [][]byte, off int64) (bool, error) {
+	if !m.mu.TryLock() {
+		return false, nil
+	}
+	defer m.mu.Unlock()
+	m.write(bufs, off)
+	return true, nil
+}
+
+func (m *Memory) read(bufs [][]byte, off int64) {
+	for _, b := range bufs {
+		off += int64(copy(b, m.data[off:]))
+	}
+}
+
+func (m *Memory) write(bufs [][]byte, off int64) {
 	for _, b := range bufs {
 		off += int64(copy(m.data[off:], b))
 	}
-	return nil
 }
 
 // Flush implements [Backend]: memory is as durable as it ever gets.
@@ -99,9 +142,11 @@ type File struct {
 	file *os.File // keeps fd open
 	fd   int
 	size int64
+
+	waits [2]atomic.Bool // the file system cannot tell whether reads, or writes, have to wait
 }
 
-var _ Backend = (*File)(nil)
+var _ Trier = (*File)(nil)
 
 // NewFile makes a disk of what f holds, as long as f is now. The caller opened
 // f, for writing unless the device is read-only, does not make it shorter, and
@@ -130,6 +175,35 @@ func (f *File) WriteAt(bufs [][]byte, off int64) error {
 	return transfer("write", f.fd, bufs, off, writev)
 }
 
+// TryReadAt implements [Trier] for what is in the page cache.
+func (f *File) TryReadAt(bufs [][]byte, off int64) (bool, error) {
+	return f.try(&f.waits[0], bufs, off, unix.Preadv2)
+}
+
+// TryWriteAt implements [Trier] where the file system can tell.
+func (f *File) TryWriteAt(bufs [][]byte, off int64) (bool, error) {
+	return f.try(&f.waits[1], bufs, off, unix.Pwritev2)
+}
+
+// try is one call of move that must not wait. Any error but that it cannot tell
+// is for the call that may wait to find again.
+func (f *File) try(waits *atomic.Bool, bufs [][]byte, off int64, move func(fd int, bufs [][]byte, off int64, flags int) (int, error)) (bool, error) {
+	if waits.Load() || len(bufs) > maxBuffers {
+		return false, nil
+	}
+	n, err := move(f.fd, bufs, off, unix.RWF_NOWAIT)
+	if unsupported(err) {
+		waits.Store(true)
+	}
+	return err == nil && uint64(n) == length(bufs), nil
+}
+
+// unsupported tells whether err is that the kernel or the file system has no
+// such thing.
+func unsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS)
+}
+
 // Flush implements [Backend] by fdatasync.
 func (f *File) Flush() error {
 	if err := uninterrupted(func() error { return unix.Fdatasync(f.fd) }); err != nil {
@@ -147,7 +221,7 @@ func (f *File) WriteZeroes(off, n int64, unmap bool) error {
 	}
 	err := uninterrupted(func() error { return unix.Fallocate(f.fd, mode, off, n) })
 	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
+	case unsupported(err):
 		return f.fill(off, n)
 	case err != nil:
 		return fmt.Errorf("blk: zero %d bytes at %d: %w", n, off, err)

@@ -164,6 +164,51 @@ func TestFileFreesSpace(t *testing.T) {
 	}
 }
 
+// What need not wait is right, and what would is left alone.
+func TestTries(t *testing.T) {
+	const sectors = 64
+	for name, b := range map[string]blk.Trier{
+		"memory": blk.NewMemory(pattern(sectors * sector)),
+		"file":   fileBackend(t, image(t, sectors)),
+		"memfd":  fileBackend(t, memfd(t, sectors)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := pattern(sectors * sector)
+			for i := range 50 {
+				off, n := i*sector, (i%10+1)*sector
+				got := make([]byte, n)
+				bufs := pieces(got, 100+i)
+				count := len(bufs)
+				switch done, err := b.TryReadAt(bufs, int64(off)); {
+				case err != nil:
+					t.Fatal(err)
+				case done && !bytes.Equal(got, want[off:][:n]):
+					t.Fatalf("read of %d bytes at %d is wrong", n, off)
+				case !done && (len(bufs) != count || total(bufs) != int64(n)):
+					t.Fatal("buffers were changed by a read that was not done")
+				case !done && name == "memory":
+					t.Fatal("memory has to wait for nobody")
+				}
+				data := bytes.Repeat([]byte{byte(i)}, n)
+				done, err := b.TryWriteAt(pieces(data, 100+i), int64(off))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !done {
+					if err := b.WriteAt(pieces(data, 100+i), int64(off)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				copy(want[off:], data)
+			}
+			got := make([]byte, len(want))
+			if err := b.ReadAt([][]byte{got}, 0); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("the disk has not what it should in the end (%v)", err)
+			}
+		})
+	}
+}
+
 func TestFileErrors(t *testing.T) {
 	if _, err := blk.NewFile(image(t, 0)); err == nil {
 		t.Error("an empty file is a disk")
@@ -184,6 +229,9 @@ func TestFileErrors(t *testing.T) {
 	}
 	if err := b.ReadAt(pieces(make([]byte, 2*sector), 100), 0); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("read of a file that was made shorter: %v", err)
+	}
+	if done, err := b.TryReadAt(pieces(make([]byte, 2*sector), 100), 0); done {
+		t.Errorf("read of a file that was made shorter need not wait, and fails with %v", err)
 	}
 	ro, err := os.Open(f.Name())
 	if err != nil {

@@ -9,10 +9,13 @@ import (
 	"github.com/forkvm/forkvm/devices/virtio/blk"
 )
 
+// patient is a backend that cannot tell whether it has to wait.
+type patient struct{ blk.Backend }
+
 // conformance plugs the device into the suite. No backend here blocks: a
 // request is answered by itself.
-func conformance(cfg blk.Config, request devtest.Request) devtest.Virtio[*blk.Device, blk.State] {
-	env := func() blk.Env { return blk.Env{Backend: blk.NewMemory(pattern(64 * sector))} }
+func conformance(cfg blk.Config, backend func() blk.Backend, request devtest.Request) devtest.Virtio[*blk.Device, blk.State] {
+	env := func() blk.Env { return blk.Env{Backend: backend()} }
 	made := func(t testing.TB, d *blk.Device, err error) *blk.Device {
 		if err != nil {
 			t.Fatal(err)
@@ -54,20 +57,32 @@ var (
 )
 
 func TestConformance(t *testing.T) {
+	refused := writeRequest
+	refused.Check = statusIs(statusIOErr)
+	second := writeRequest
+	second.Queue = 1
 	for _, c := range []struct {
 		name    string
 		cfg     blk.Config
 		request devtest.Request
 	}{
 		{"Read", blk.Config{}, readRequest},
-		{"Write", blk.Config{Queues: 3}, func() devtest.Request { r := writeRequest; r.Queue = 1; return r }()},
+		{"Write", blk.Config{Queues: 3}, second},
 		{"Flush", blk.Config{}, devtest.Request{Out: header(typeFlush, 0), In: 1, Check: statusIs(statusOK)}},
-		{"Refused", blk.Config{ReadOnly: true}, func() devtest.Request { r := writeRequest; r.Check = statusIs(statusIOErr); return r }()},
+		{"Refused", blk.Config{ReadOnly: true}, refused},
 	} {
-		t.Run(c.name, func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, c.request)) })
+		t.Run(c.name, func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, waits, c.request)) })
+		t.Run(c.name+"Promptly", func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, prompt, c.request)) })
 	}
 }
 
+func prompt() blk.Backend { return blk.NewMemory(pattern(64 * sector)) }
+func waits() blk.Backend  { return patient{prompt()} }
+
 func FuzzDriver(f *testing.F) {
-	devtest.FuzzVirtio(f, conformance(blk.Config{Queues: 2}, writeRequest))
+	devtest.FuzzVirtio(f, conformance(blk.Config{Queues: 2}, waits, writeRequest))
+}
+
+func FuzzDriverPromptly(f *testing.F) {
+	devtest.FuzzVirtio(f, conformance(blk.Config{Queues: 2}, prompt, writeRequest))
 }

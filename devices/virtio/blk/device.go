@@ -48,7 +48,7 @@ type Device struct {
 	cfg     Config
 	backend Backend
 	sectors uint64 // of backend
-	serving func() // work; a value of its own, so that starting it allocates nothing
+	trier   Trier  // backend, if it is one
 
 	mu       sync.Mutex // guards all below; not held while the backend works
 	act      virtio.Activation
@@ -56,7 +56,7 @@ type Device struct {
 	turn     int             // queue to look at first
 	active   bool            // between Activate and Reset
 	quiet    bool            // between Quiesce and Resume
-	workers  int             // goroutines that serve requests
+	workers  int             // goroutines that serve requests, and vCPUs that do
 	starting bool            // one of these has not looked for a request yet
 	inFlight int             // requests popped and not done with, interrupt included
 	idle     sync.Cond       // inFlight has become 0, or Quiesce was taken back
@@ -85,7 +85,7 @@ func New(cfg Config, env Env) (*Device, error) {
 		sectors: uint64(size) / SectorSize,
 		queues:  make([]*virtio.Queue, cfg.Queues),
 	}
-	d.serving = d.work
+	d.trier, _ = env.Backend.(Trier)
 	d.idle.L = &d.mu
 	return d, nil
 }
@@ -185,10 +185,11 @@ func (d *Device) Resume() {
 	d.look()
 }
 
-// Notify implements [virtio.Device]. It starts a goroutine at most.
+// Notify implements [virtio.Device]. It never waits for the backend.
 func (d *Device) Notify(int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.servePromptly()
 	d.look()
 }
 

@@ -3,17 +3,14 @@ package blk_test
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/forkvm/forkvm/devices/virtio"
 	"github.com/forkvm/forkvm/devices/virtio/blk"
-	"github.com/forkvm/forkvm/devices/virtio/virtiotest"
 )
 
 // gate is a hook that blocks until it is told.
@@ -427,90 +424,4 @@ func TestBrokenRing(t *testing.T) {
 			t.Errorf("status %d after a reset", status)
 		}
 	})
-}
-
-// Several vCPUs write and read back at once, each by a queue of its own, while
-// the machine is paused and goes on.
-func TestQueuesAtOnce(t *testing.T) {
-	const queues, each, batch = 4, 64, 8
-	g := cold(t, blk.Config{Queues: queues})
-	g.start(t, everything)
-	// Memory for all, before they start: to hand it out is not for several.
-	type buffers struct{ out, in, ask, status virtiotest.Buffer }
-	bufs := make([][]buffers, queues)
-	for queue := range bufs {
-		for i := range batch {
-			at := uint64(queue*batch + i)
-			bufs[queue] = append(bufs[queue], buffers{
-				out:    g.Mem.Out(append(header(typeOut, at), make([]byte, sector)...)),
-				ask:    g.Mem.Out(header(typeIn, at)),
-				in:     g.Mem.In(sector),
-				status: g.Mem.In(1),
-			})
-		}
-	}
-	stop, paused := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(paused)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				g.mmio.Quiesce()
-				g.mmio.Resume()
-			}
-		}
-	}()
-	var wg sync.WaitGroup
-	errs := make(chan error, queues)
-	for queue := range queues {
-		wg.Go(func() {
-			ring := g.Rings[queue]
-			drain := func(n int) {
-				for n > 0 {
-					if _, ok := ring.Take(); ok {
-						n--
-					} else {
-						runtime.Gosched()
-					}
-				}
-			}
-			for round := range each {
-				for _, b := range bufs[queue] {
-					fill := g.Mem.RAM()[b.out.GPA+headerSize:][:sector]
-					for i := range fill {
-						fill[i] = byte(round*queues + queue)
-					}
-					ring.Add(b.out, b.status)
-					g.dev.Notify(queue)
-				}
-				drain(batch)
-				for _, b := range bufs[queue] {
-					ring.Add(b.ask, b.in, b.status)
-				}
-				g.dev.Notify(queue)
-				drain(batch)
-				for _, b := range bufs[queue] {
-					want := bytes.Repeat([]byte{byte(round*queues + queue)}, sector)
-					if !bytes.Equal(g.Mem.RAM()[b.in.GPA:][:sector], want) {
-						errs <- fmt.Errorf("queue %d, round %d: read is not what was written", queue, round)
-						return
-					}
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(stop)
-	<-paused
-	close(errs)
-	for err := range errs {
-		t.Error(err)
-	}
-	want := blk.Stats{Reads: queues * each * batch, Writes: queues * each * batch}
-	want.ReadBytes, want.WrittenBytes = want.Reads*sector, want.Writes*sector
-	if got := g.dev.Stats(); got != want {
-		t.Errorf("counted %+v, want %+v", got, want)
-	}
 }

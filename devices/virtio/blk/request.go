@@ -3,6 +3,7 @@ package blk
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 
 	"github.com/forkvm/forkvm/devices/virtio"
 )
@@ -31,18 +32,35 @@ const (
 	rangeUnmap = 1 // flag of a range
 )
 
+// anySize is a limit that is none, see request.try.
+const anySize = math.MaxUint64
+
 // Why a request is refused.
 var (
 	errInvalid     = errors.New("blk: request against the rules")
 	errUnsupported = errors.New("blk: request not supported")
 )
 
+// errLater is that a request takes more than it may.
+var errLater = errors.New("blk: backend would wait")
+
 // request is one request from Pop to Push. Requests are used again.
 type request struct {
-	queue        *virtio.Queue
+	dev *Device
+	run func() // serves dev; a value of its own, so that a goroutine of it allocates nothing
+
+	queue        *virtio.Queue // nil if there is no request
 	head         uint16
 	out, in      [][]byte // what the driver has the device read and write
 	writeThrough bool     // a write is flushed before it is completed
+
+	// Parts of these, once parsed.
+	parsed bool
+	header [headerSize]byte
+	valid  bool     // header is one
+	data   [][]byte // of out, behind the header
+	room   [][]byte // of in, before the status
+	status []byte   // the last byte; empty if there is none
 
 	ranges [maxDiscardRanges * rangeSize]byte
 
@@ -51,6 +69,9 @@ type request struct {
 	stats   Stats
 	failure error // of the backend
 }
+
+// popped tells whether r is a request.
+func (r *request) popped() bool { return r.queue != nil }
 
 // take makes r the request c. The chain is the queue's, the memory that it
 // refers to is not.
@@ -62,38 +83,62 @@ func (r *request) take(q *virtio.Queue, c *virtio.Chain, writeThrough bool) {
 
 // clear has r forget all but the room that it has for buffers.
 func (r *request) clear() {
-	r.queue = nil
+	r.queue, r.parsed, r.data, r.room, r.status = nil, false, nil, nil, nil
 	clear(r.out)
 	clear(r.in)
 	r.out, r.in = r.out[:0], r.in[:0]
 	r.written, r.stats, r.failure = 0, Stats{}, nil
 }
 
-// serve does what the request asks for and writes its status, which is the
-// last byte that the device may write. The driver may have split header, data
-// and status into buffers in any way (section 2.7.4.2).
-func (r *request) serve(d *Device) {
+// parse copies the header and finds data and status. The driver may have split
+// them into buffers in any way (section 2.7.4.2).
+func (r *request) parse() {
+	if r.parsed {
+		return
+	}
+	r.parsed = true
+	if r.valid = gather(r.header[:], r.out) == headerSize; r.valid {
+		r.data = advance(r.out, headerSize)
+	}
 	if len(r.in) == 0 {
-		r.stats.Refused++ // and nobody to tell
 		return
 	}
 	last := &r.in[len(r.in)-1]
-	status := (*last)[len(*last)-1:]
-	*last = (*last)[:len(*last)-1]
-	room := length(r.in)
+	end := len(*last) - 1
+	r.status, *last = (*last)[end:], (*last)[:end]
+	r.room = r.in
+	if end == 0 {
+		r.room = r.in[:len(r.in)-1]
+	}
+}
 
-	n, err := r.perform(d)
+// serve does what the request asks for, however long the backend takes.
+func (r *request) serve() { r.try(0) }
+
+// try is serve if the backend need not wait, and has no more than most bytes
+// to transfer. Otherwise it returns false, with r as it was. With most 0 the
+// backend may wait.
+func (r *request) try(most uint64) bool {
+	r.parse()
+	if len(r.status) == 0 {
+		r.stats.Refused++ // and nobody to tell
+		return true
+	}
+	room := length(r.room)
+	n, err := r.perform(most)
 	switch {
+	case err == errLater:
+		return false
 	case err == nil:
-		status[0] = statusOK
+		r.status[0] = statusOK
 	case err == errUnsupported:
-		status[0] = statusUnsupp
+		r.status[0] = statusUnsupp
 		r.stats.Refused++
 	case err == errInvalid:
-		status[0] = statusIOErr
+		r.status[0] = statusIOErr
 		r.stats.Refused++
 	default:
-		status[0] = statusIOErr
+		r.status[0] = statusIOErr
 		r.stats.Failed++
 		r.failure = err
 	}
@@ -103,43 +148,41 @@ func (r *request) serve(d *Device) {
 		n++
 	}
 	r.written = uint32(n)
+	return true
 }
 
-// perform is serve without the status. It returns the number of bytes written
-// to the writable part.
-func (r *request) perform(d *Device) (n uint64, err error) {
-	var header [headerSize]byte
-	if gather(header[:], r.out) < headerSize {
+// perform is try without the status. It returns the number of bytes written to
+// the writable part.
+func (r *request) perform(most uint64) (n uint64, err error) {
+	if !r.valid {
 		return 0, errInvalid
 	}
-	data := advance(r.out, headerSize)
-	sector := binary.LittleEndian.Uint64(header[8:])
-	switch binary.LittleEndian.Uint32(header[:]) {
+	sector := binary.LittleEndian.Uint64(r.header[8:])
+	switch binary.LittleEndian.Uint32(r.header[:]) {
 	case typeIn:
-		return r.read(d, sector)
+		return r.read(sector, most)
 	case typeOut:
-		return 0, r.write(d, data, sector)
-	case typeFlush:
-		return 0, r.flush(d)
+		return 0, r.write(sector, most)
 	case typeGetID:
-		return r.identify(d)
+		return r.identify()
+	case typeFlush:
+		return 0, r.flush(most)
 	case typeDiscard:
-		return 0, r.discard(d, data)
+		return 0, r.discard(most)
 	case typeWriteZeroes:
-		return 0, r.writeZeroes(d, data)
+		return 0, r.writeZeroes(most)
 	}
 	return 0, errUnsupported
 }
 
-func (r *request) read(d *Device, sector uint64) (uint64, error) {
-	n := length(r.in)
-	off, err := d.place(sector, n)
+func (r *request) read(sector, most uint64) (uint64, error) {
+	n := length(r.room)
+	off, err := r.dev.place(sector, n)
 	if err != nil {
 		return 0, err
 	}
 	if n > 0 {
-		// The last buffer may have been the status alone.
-		if err := d.backend.ReadAt(advance(trim(r.in), 0), off); err != nil {
+		if err := r.transfer(n, most, r.room, off, Trier.TryReadAt, Backend.ReadAt); err != nil {
 			return 0, err
 		}
 	}
@@ -148,21 +191,24 @@ func (r *request) read(d *Device, sector uint64) (uint64, error) {
 	return n, nil
 }
 
-func (r *request) write(d *Device, data [][]byte, sector uint64) error {
-	n := length(data)
-	off, err := d.place(sector, n)
+func (r *request) write(sector, most uint64) error {
+	n := length(r.data)
+	off, err := r.dev.place(sector, n)
 	if err != nil {
 		return err
 	}
-	if d.cfg.ReadOnly {
+	if r.dev.cfg.ReadOnly {
 		return errInvalid
 	}
+	if r.writeThrough && most > 0 {
+		return errLater
+	}
 	if n > 0 {
-		if err := d.backend.WriteAt(data, off); err != nil {
+		if err := r.transfer(n, most, r.data, off, Trier.TryWriteAt, Backend.WriteAt); err != nil {
 			return err
 		}
 	}
-	if err := r.settle(d); err != nil {
+	if err := r.settle(); err != nil {
 		return err
 	}
 	r.stats.Writes++
@@ -170,8 +216,27 @@ func (r *request) write(d *Device, data [][]byte, sector uint64) error {
 	return nil
 }
 
-func (r *request) flush(d *Device) error {
-	if err := d.backend.Flush(); err != nil {
+// transfer moves n bytes by one of the two methods.
+func (r *request) transfer(n, most uint64, bufs [][]byte, off int64,
+	try func(Trier, [][]byte, int64) (bool, error), do func(Backend, [][]byte, int64) error) error {
+	switch {
+	case most == 0:
+		return do(r.dev.backend, bufs, off)
+	case r.dev.trier == nil || n > most:
+		return errLater
+	}
+	done, err := try(r.dev.trier, bufs, off)
+	if !done {
+		return errLater
+	}
+	return err
+}
+
+func (r *request) flush(most uint64) error {
+	if most > 0 {
+		return errLater
+	}
+	if err := r.dev.backend.Flush(); err != nil {
 		return err
 	}
 	r.stats.Flushes++
@@ -180,59 +245,65 @@ func (r *request) flush(d *Device) error {
 
 // settle makes a write durable if the driver has no way to ask for that
 // (section 5.2.6.2).
-func (r *request) settle(d *Device) error {
+func (r *request) settle() error {
 	if !r.writeThrough {
 		return nil
 	}
-	return d.backend.Flush()
+	return r.dev.backend.Flush()
 }
 
 // identify answers with the ID, zeros behind it if it is short.
-func (r *request) identify(d *Device) (uint64, error) {
-	if length(r.in) != idSize {
+func (r *request) identify() (uint64, error) {
+	if length(r.room) != idSize {
 		return 0, errInvalid
 	}
 	var id [idSize]byte
-	copy(id[:], d.cfg.ID)
+	copy(id[:], r.dev.cfg.ID)
 	rest := id[:]
-	for _, b := range r.in {
+	for _, b := range r.room {
 		rest = rest[copy(b, rest):]
 	}
 	return idSize, nil
 }
 
-func (r *request) discard(d *Device, data [][]byte) error {
-	ranges, err := r.check(d, data, limits{maxDiscardRanges, maxDiscardSectors, 0})
+func (r *request) discard(most uint64) error {
+	ranges, err := r.check(limits{maxDiscardRanges, maxDiscardSectors, 0})
 	if err != nil {
 		return err
 	}
+	if most > 0 {
+		return errLater
+	}
 	for ; len(ranges) > 0; ranges = ranges[rangeSize:] {
 		if off, n, _ := parse(ranges); n > 0 {
-			if err := d.backend.Discard(off, n); err != nil {
+			if err := r.dev.backend.Discard(off, n); err != nil {
 				return err
 			}
 		}
 	}
-	if err := r.settle(d); err != nil {
+	if err := r.settle(); err != nil {
 		return err
 	}
 	r.stats.Discards++
 	return nil
 }
 
-func (r *request) writeZeroes(d *Device, data [][]byte) error {
-	ranges, err := r.check(d, data, limits{maxZeroRanges, maxZeroSectors, rangeUnmap})
+func (r *request) writeZeroes(most uint64) error {
+	ranges, err := r.check(limits{maxZeroRanges, maxZeroSectors, rangeUnmap})
 	if err != nil {
 		return err
 	}
+	if most > 0 {
+		return errLater
+	}
 	for ; len(ranges) > 0; ranges = ranges[rangeSize:] {
 		if off, n, flags := parse(ranges); n > 0 {
-			if err := d.backend.WriteZeroes(off, n, flags&rangeUnmap != 0); err != nil {
+			if err := r.dev.backend.WriteZeroes(off, n, flags&rangeUnmap != 0); err != nil {
 				return err
 			}
 		}
 	}
-	if err := r.settle(d); err != nil {
+	if err := r.settle(); err != nil {
 		return err
 	}
 	r.stats.Zeroes++
@@ -246,13 +317,13 @@ type limits struct {
 	flags   uint32 // known
 }
 
-// check copies the ranges in data and returns them if all are good.
-func (r *request) check(d *Device, data [][]byte, most limits) ([]byte, error) {
-	size := length(data)
-	if d.cfg.ReadOnly || size == 0 || size%rangeSize != 0 || size > most.ranges*rangeSize {
+// check copies the ranges that are the data and returns them if all are good.
+func (r *request) check(most limits) ([]byte, error) {
+	size := length(r.data)
+	if r.dev.cfg.ReadOnly || size == 0 || size%rangeSize != 0 || size > most.ranges*rangeSize {
 		return nil, errInvalid
 	}
-	ranges := r.ranges[:gather(r.ranges[:size], data)]
+	ranges := r.ranges[:gather(r.ranges[:size], r.data)]
 	for b := ranges; len(b) > 0; b = b[rangeSize:] {
 		sector := binary.LittleEndian.Uint64(b)
 		count := binary.LittleEndian.Uint32(b[8:])
@@ -262,7 +333,7 @@ func (r *request) check(d *Device, data [][]byte, most limits) ([]byte, error) {
 		if count > most.sectors {
 			return nil, errInvalid
 		}
-		if _, err := d.place(sector, uint64(count)*SectorSize); err != nil {
+		if _, err := r.dev.place(sector, uint64(count)*SectorSize); err != nil {
 			return nil, err
 		}
 	}
@@ -298,12 +369,4 @@ func gather(p []byte, bufs [][]byte) (n int) {
 		n += copy(p[n:], b)
 	}
 	return n
-}
-
-// trim leaves out a last buffer that is empty.
-func trim(bufs [][]byte) [][]byte {
-	if last := len(bufs) - 1; len(bufs[last]) == 0 {
-		return bufs[:last]
-	}
-	return bufs
 }

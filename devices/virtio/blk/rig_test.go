@@ -68,8 +68,8 @@ type call struct {
 // disk is a backend that notes what it is asked for, and blocks or fails on
 // demand.
 type disk struct {
-	*blk.Memory
-	bytes []byte // what Memory has
+	memory *blk.Memory
+	bytes  []byte // what memory has
 
 	mu    sync.Mutex
 	calls []call
@@ -79,7 +79,7 @@ type disk struct {
 
 func newDisk(sectors int) *disk {
 	b := pattern(sectors * sector)
-	return &disk{Memory: blk.NewMemory(b), bytes: b}
+	return &disk{memory: blk.NewMemory(b), bytes: b}
 }
 
 func (d *disk) note(c call) error {
@@ -109,18 +109,20 @@ func total(bufs [][]byte) (n int64) {
 	return n
 }
 
+func (d *disk) Size() int64 { return d.memory.Size() }
+
 func (d *disk) ReadAt(bufs [][]byte, off int64) error {
 	if err := d.note(call{kind: typeIn, off: off, n: total(bufs)}); err != nil {
 		return err
 	}
-	return d.Memory.ReadAt(bufs, off)
+	return d.memory.ReadAt(bufs, off)
 }
 
 func (d *disk) WriteAt(bufs [][]byte, off int64) error {
 	if err := d.note(call{kind: typeOut, off: off, n: total(bufs)}); err != nil {
 		return err
 	}
-	return d.Memory.WriteAt(bufs, off)
+	return d.memory.WriteAt(bufs, off)
 }
 
 func (d *disk) Flush() error { return d.note(call{kind: typeFlush}) }
@@ -129,14 +131,14 @@ func (d *disk) WriteZeroes(off, n int64, unmap bool) error {
 	if err := d.note(call{typeWriteZeroes, off, n, unmap}); err != nil {
 		return err
 	}
-	return d.Memory.WriteZeroes(off, n, unmap)
+	return d.memory.WriteZeroes(off, n, unmap)
 }
 
 func (d *disk) Discard(off, n int64) error {
 	if err := d.note(call{kind: typeDiscard, off: off, n: n}); err != nil {
 		return err
 	}
-	return d.Memory.Discard(off, n)
+	return d.memory.Discard(off, n)
 }
 
 // guest is a driver with a device that is live.
@@ -165,14 +167,20 @@ func boot(t *testing.T, cfg blk.Config, test func(t *testing.T, g *guest)) {
 // cold makes a guest whose driver has not come yet.
 func cold(t testing.TB, cfg blk.Config) *guest {
 	t.Helper()
-	return coldWith(t, cfg, 4<<20)
+	return coldWith(t, cfg, 1<<20)
 }
 
 // coldWith is cold with so many bytes of RAM.
 func coldWith(t testing.TB, cfg blk.Config, ram int) *guest {
 	t.Helper()
+	return coldOn(t, cfg, ram, func(d *disk) blk.Backend { return d })
+}
+
+// coldOn is coldWith what backend makes of the guest's disk.
+func coldOn(t testing.TB, cfg blk.Config, ram int, backend func(*disk) blk.Backend) *guest {
+	t.Helper()
 	disk := newDisk(diskSectors)
-	dev, err := blk.New(cfg, blk.Env{Backend: disk})
+	dev, err := blk.New(cfg, blk.Env{Backend: backend(disk)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,20 +2,29 @@ package blk
 
 import "sync"
 
-// maxInFlight is how many requests of a device are served at a time: enough to
-// keep a backend busy that waits for hardware, few enough that thousands of
-// devices do not exhaust the host's threads.
-const maxInFlight = 8
+const (
+	// maxInFlight is how many requests of a device are served at a time: enough
+	// to keep a backend busy that waits for hardware, few enough that thousands
+	// of devices do not exhaust the host's threads.
+	maxInFlight = 8
+
+	// promptBytes and promptRequests are what is served at most on the thread of
+	// a vCPU that notified, if the backend need not wait: about what is done in
+	// the time that another thread takes to wake.
+	promptBytes    = 128 << 10
+	promptRequests = 32
+)
 
 // requests are those that nobody uses. They are shared by all devices, so that
 // an idle one holds none.
-var requests = sync.Pool{New: func() any { return new(request) }}
+var requests sync.Pool
 
-// look has a goroutine serve what is in the queues, and the driver notify of
-// what comes later. At any time that a queue has something in it there are
-// either as many goroutines as may be, or one that is yet to look: it starts
-// the next if it finds something, so that there are never many more of them
-// than requests.
+// look has the driver notify of what comes from now on, and a goroutine serve
+// what is there. It is called before anything that may wait and before a
+// goroutine ends, so that whenever a queue has something in it there is
+// somebody who will look, or as many requests in flight as may be. A goroutine
+// that is started looks in its turn before it waits: there are never many more
+// of them than requests.
 func (d *Device) look() {
 	if !d.running() || d.starting || d.workers == maxInFlight {
 		return
@@ -29,26 +38,79 @@ func (d *Device) look() {
 	if more {
 		d.workers++
 		d.starting = true
-		go d.serving()
+		go d.newRequest().run()
 	}
 }
 
-// work serves requests until there are none or service ends.
-func (d *Device) work() {
-	r := requests.Get().(*request)
+func (d *Device) newRequest() *request {
+	r, ok := requests.Get().(*request)
+	if !ok {
+		r = new(request)
+		r.run = func() { r.dev.work(r) }
+	}
+	r.dev = d
+	return r
+}
+
+// free ends the use of r, which is no request.
+func (r *request) free() {
+	r.dev = nil
+	requests.Put(r)
+}
+
+// work serves requests until there are none or service ends. It begins with r
+// if that is one that was popped already.
+func (d *Device) work(r *request) {
 	d.mu.Lock()
-	d.starting = false
-	for d.pop(r) {
-		d.look()
+	if !r.popped() {
+		d.starting = false
+	}
+	for r.popped() || d.pop(r) {
 		d.mu.Unlock()
-		r.serve(d)
+		if !r.try(anySize) {
+			d.mu.Lock()
+			d.look()
+			d.mu.Unlock()
+			r.serve()
+		}
 		d.mu.Lock()
 		d.finish(r)
 	}
 	d.workers--
-	d.look() // what came when all were busy was not notified
+	d.look()
 	d.mu.Unlock()
-	requests.Put(r)
+	r.free()
+}
+
+// servePromptly serves a few requests on the thread of a vCPU, as long as the
+// backend need not wait. One for which it must goes to a goroutine.
+func (d *Device) servePromptly() {
+	if d.trier == nil {
+		return
+	}
+	left := uint64(promptBytes)
+	for range promptRequests {
+		if d.starting || d.workers == maxInFlight || left == 0 {
+			return
+		}
+		r := d.newRequest()
+		if !d.pop(r) {
+			r.free()
+			return
+		}
+		d.workers++
+		d.mu.Unlock()
+		done := r.try(left)
+		d.mu.Lock()
+		if !done {
+			go r.run()
+			return
+		}
+		left -= r.stats.ReadBytes + r.stats.WrittenBytes
+		d.finish(r)
+		d.workers--
+		r.free()
+	}
 }
 
 // pop takes a request off the queues, each of which has its turn, and tells
