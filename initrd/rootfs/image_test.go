@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"path"
@@ -103,6 +104,17 @@ func (s store) dir(t testing.TB) string {
 		}
 	}
 	return root
+}
+
+// open is the store as Blobs.
+func (s store) open() Blobs {
+	return &layoutBlobs{limit: 1 << 20, open: func(name string) (io.ReadCloser, error) {
+		content, ok := s[name]
+		if !ok {
+			return nil, os.ErrNotExist
+		}
+		return io.NopCloser(bytes.NewReader(content)), nil
+	}}
 }
 
 // tar writes the store to a tar file.

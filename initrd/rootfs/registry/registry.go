@@ -8,6 +8,7 @@ package registry
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -22,6 +23,9 @@ import (
 
 	"github.com/forkvm/forkvm/initrd/rootfs"
 )
+
+// ErrTransfer is wrapped by errors about answers that broke off: trying again may help.
+var ErrTransfer = errors.New("transfer broke off")
 
 // Options are the choices of Image. The zero value is good.
 type Options struct {
@@ -74,9 +78,9 @@ func (r *repository) Root(ctx context.Context) (string, []byte, error) {
 		return "", nil, err
 	}
 	defer resp.Body.Close()
-	document, err := io.ReadAll(io.LimitReader(resp.Body, maxRoot+1))
+	document, err := io.ReadAll(io.LimitReader(&body{resp.Body, r.ref}, maxRoot+1))
 	if err != nil {
-		return "", nil, fmt.Errorf("registry: %s: %w", r.ref, err)
+		return "", nil, cmp.Or(ctx.Err(), err)
 	}
 	if len(document) > maxRoot {
 		return "", nil, fmt.Errorf("registry: %s: %w: manifest of more than %d bytes", r.ref, rootfs.ErrLimit, maxRoot)
@@ -106,7 +110,23 @@ func (r *repository) Open(ctx context.Context, d rootfs.Descriptor) (io.ReadClos
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return &body{resp.Body, r.ref}, nil
+}
+
+// body is the content of an answer.
+type body struct {
+	io.ReadCloser
+	ref name.Reference
+}
+
+// Read implements io.Reader. A line that is cut is no fault of the image's format, which is
+// what the end of a file where none should be is elsewhere.
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("registry: %s: %w: %s", b.ref, ErrTransfer, err)
+	}
+	return n, err
 }
 
 // fetch gets a manifest or a blob (OCI distribution specification, "Pulling manifests").
