@@ -398,6 +398,7 @@ func TestLimits(t *testing.T) {
 		"attributes":         {Limits{Xattrs: 10}, []entry{withXattrs(reg("a", ""), map[string]string{"user.a": "12345"})}},
 		"long attributes":    {Limits{Xattrs: 1 << 30}, []entry{withXattrs(reg("a", ""), map[string]string{"user.a": pattern(1 << 16)})}},
 		"attribute names":    {Limits{}, []entry{withXattrs(reg("a", ""), map[string]string{"user." + strings.Repeat("x", 256): ""})}},
+		"steps of links":     {Limits{}, []entry{dir("d"), sym("l", strings.Repeat("d/../", 800)), sym("m", "l/l/l"), reg("m/x", "")}},
 		"metadata":           {Limits{Metadata: 100}, []entry{sym("a", pattern(101))}},
 	} {
 		t.Run(name, func(t *testing.T) {

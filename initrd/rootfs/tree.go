@@ -12,8 +12,10 @@ import (
 const (
 	maxName   = 255  // of EROFS, and of Linux
 	maxTarget = 4095 // PATH_MAX without its NUL
-	// maxHops bounds the symbolic links followed for one path, as the kernel does.
-	maxHops = 40
+	// maxHops bounds the symbolic links followed for one path, as the kernel does, and
+	// maxSteps the names looked up on the way, of which links may have thousands each.
+	maxHops  = 40
+	maxSteps = 4096
 )
 
 // inode is a file of any type. Contents of regular files are in the image already.
@@ -66,6 +68,7 @@ type walk struct {
 	t     *tree
 	stack []*inode
 	hops  int
+	steps int
 }
 
 // missing says what a walk does about a directory that does not exist.
@@ -121,6 +124,9 @@ func (w *walk) descend(parts []string, m missing) (bool, error) {
 }
 
 func (w *walk) step(part string, m missing) (bool, error) {
+	if w.steps++; w.steps > maxSteps {
+		return false, fmt.Errorf("%w: more than %d names in one path", ErrLimit, maxSteps)
+	}
 	if part == ".." { // in the target of a symbolic link
 		w.stack = w.stack[:max(1, len(w.stack)-1)]
 		return true, nil
