@@ -143,7 +143,8 @@ type File struct {
 	fd   int
 	size int64
 
-	waits [2]atomic.Bool // the file system cannot tell whether reads, or writes, have to wait
+	// The file system cannot tell whether these have to wait.
+	readsWait, writesWait atomic.Bool
 }
 
 var _ Trier = (*File)(nil)
@@ -177,12 +178,12 @@ func (f *File) WriteAt(bufs [][]byte, off int64) error {
 
 // TryReadAt implements [Trier] for what is in the page cache.
 func (f *File) TryReadAt(bufs [][]byte, off int64) (bool, error) {
-	return f.try(&f.waits[0], bufs, off, unix.Preadv2)
+	return f.try(&f.readsWait, bufs, off, unix.Preadv2)
 }
 
 // TryWriteAt implements [Trier] where the file system can tell.
 func (f *File) TryWriteAt(bufs [][]byte, off int64) (bool, error) {
-	return f.try(&f.waits[1], bufs, off, unix.Pwritev2)
+	return f.try(&f.writesWait, bufs, off, unix.Pwritev2)
 }
 
 // try is one call of move that must not wait. Any error but that it cannot tell

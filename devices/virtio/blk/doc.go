@@ -2,10 +2,12 @@
 // sectors whose bytes a [Backend] holds. [File] and [Memory] are two simple
 // ones.
 //
-// Requests are served by goroutines that exist only while there are some, up
-// to eight at a time for one device, and are completed in whatever order the
-// backend has done with them. Data goes straight between guest memory and the
-// backend.
+// Data goes straight between guest memory and the backend. What the backend
+// need not wait for, which it says itself if it is a [Trier], is served at once
+// on the thread of the vCPU that asked, up to a limit. Everything else is served
+// by goroutines that exist only while there is something to serve, up to eight
+// at a time for one device, and is completed in whatever order the backend has
+// done with it.
 //
 // What is promised about order is what section 5.2.6 asks for and no more.
 // Requests that are in flight together may take effect in any order, those to
