@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/acpi"
@@ -73,7 +74,7 @@ type boardEnv struct {
 	powerOff func()
 }
 
-func (e boardEnv) line(gsi uint32) devices.Interrupt { return irqLine{e.vm, gsi} }
+func (e boardEnv) line(gsi uint32) devices.Interrupt { return &irqLine{vm: e.vm, gsi: gsi} }
 
 func (e boardEnv) serial() serial.Env {
 	return serial.Env{Output: e.console, Interrupt: e.line(serialGSI)}
@@ -83,14 +84,16 @@ func (e boardEnv) balloon() balloon.Env { return balloon.Env{Release: e.memory.r
 
 // irqLine raises an edge with KVM_IRQ_LINE rather than through an irqfd: KVM
 // hands an irqfd's interrupt to a work queue, so it could be in neither the
-// device's state nor the chips' while a capture reads both. The two calls are
-// one edge only if no other comes between: each device triggers under its lock.
+// device's state nor the chips' while a capture reads both.
 type irqLine struct {
 	vm  *kvm.VM
 	gsi uint32
+	mu  sync.Mutex // the two calls are an edge only if no other comes between
 }
 
-func (l irqLine) Trigger() {
+func (l *irqLine) Trigger() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	// It can only fail once the VM is closed, when nobody is there to see.
 	_ = l.vm.IRQLine(l.gsi, 1)
 	_ = l.vm.IRQLine(l.gsi, 0)

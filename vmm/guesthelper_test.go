@@ -62,6 +62,10 @@ func helperMain(args []string) int {
 		err = helperHold()
 	case "clocks":
 		err = helperClocks()
+	case "blocks":
+		err = helperBlocks(args[1:])
+	case "log":
+		err = helperLog(args[1])
 	default:
 		err = fmt.Errorf("unknown verb %q", args[0])
 	}

@@ -30,6 +30,7 @@ type guestKind struct {
 	kernel string // as initrd.FindKernel knows it
 	vcpus  int
 	memory int64
+	disks  func(dir string) ([]Disk, error) // may be nil
 
 	once sync.Once
 	vm   *VM
@@ -111,10 +112,14 @@ func (k *guestKind) config(ctx context.Context) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	return Config{
+	cfg := Config{
 		Kernel: kernel.Vmlinux, Initramfs: initramfs, VCPUs: k.vcpus, Memory: k.memory,
 		Cmdline: os.Getenv("FORKVM_CMDLINE"),
-	}, nil
+	}
+	if k.disks != nil {
+		cfg.Disks, err = k.disks(os.TempDir())
+	}
+	return cfg, err
 }
 
 // fork is a machine of its own for one test.

@@ -3,6 +3,7 @@ package vmm
 import (
 	"bytes"
 	"encoding/binary"
+	"sync"
 	"testing"
 	"time"
 
@@ -250,5 +251,38 @@ func TestScenarioP03ClockChipTellsTheTime(t *testing.T) {
 		if after := time.Now(); now.Before(before) || now.After(after) {
 			t.Errorf("%s: the clock says %v, between %v and %v", name, now, before, after)
 		}
+	}
+}
+
+// TestInterruptsAtOnceAreEdges triggers one line from several goroutines. Each
+// interrupt is an edge of its own: a device that serves several requests at a
+// time would lose one otherwise, and its guest wait for ever.
+func TestInterruptsAtOnceAreEdges(t *testing.T) {
+	vm := startMicro(t, guestCounter)
+	line := vm.env().line(virtioGSI(slotRNG))
+	const goroutines, each = 4, 200
+	r := traceDuring(t, func(*ioctlTrace) {
+		var wg sync.WaitGroup
+		for range goroutines {
+			wg.Go(func() {
+				for range each {
+					line.Trigger()
+				}
+			})
+		}
+		wg.Wait()
+	})
+	n := 0
+	for _, c := range r.of(vm) {
+		if !callWith("KVM_IRQ_LINE", virtioGSI(slotRNG)).matches(c) {
+			continue
+		}
+		if want := uint64(1 - n%2); c.Arg>>32 != want {
+			t.Fatalf("call %d sets the line to %d, want %d", n, c.Arg>>32, want)
+		}
+		n++
+	}
+	if n != 2*goroutines*each {
+		t.Errorf("%d calls, want %d", n, 2*goroutines*each)
 	}
 }
