@@ -61,18 +61,21 @@ func TestConformance(t *testing.T) {
 	refused.Check = statusIs(statusIOErr)
 	second := writeRequest
 	second.Queue = 1
+	flush := devtest.Request{Out: header(typeFlush, 0), In: 1, Check: statusIs(statusOK)}
 	for _, c := range []struct {
 		name    string
 		cfg     blk.Config
+		backend func() blk.Backend
 		request devtest.Request
 	}{
-		{"Read", blk.Config{}, readRequest},
-		{"Write", blk.Config{Queues: 3}, second},
-		{"Flush", blk.Config{}, devtest.Request{Out: header(typeFlush, 0), In: 1, Check: statusIs(statusOK)}},
-		{"Refused", blk.Config{ReadOnly: true}, refused},
+		{"Read", blk.Config{}, waits, readRequest},
+		{"ReadPromptly", blk.Config{}, prompt, readRequest},
+		{"Write", blk.Config{Queues: 3}, waits, second},
+		{"WritePromptly", blk.Config{Queues: 3}, prompt, second},
+		{"Flush", blk.Config{}, waits, flush},
+		{"Refused", blk.Config{ReadOnly: true}, prompt, refused},
 	} {
-		t.Run(c.name, func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, waits, c.request)) })
-		t.Run(c.name+"Promptly", func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, prompt, c.request)) })
+		t.Run(c.name, func(t *testing.T) { devtest.TestVirtio(t, conformance(c.cfg, c.backend, c.request)) })
 	}
 }
 
