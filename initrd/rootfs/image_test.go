@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 // store is an image layout under construction: files by name.
@@ -175,7 +176,7 @@ func TestLayers(t *testing.T) {
 		"directory, anew before":        {[]entry{dir("d"), reg(".wh.d", "")}, "d/ l x* y*"},
 		"through a link":                {[]entry{reg("l/.wh.a", "")}, "d/ d/b d/e/ d/e/f l x* y*"},
 		"bookkeeping of aufs":           {[]entry{dir(".wh..wh.plnk"), reg(".wh..wh.aufs", ""), reg("d/.wh..wh.orph", "")}, all},
-		"link to the layer below":       {[]entry{hard("z", "x")}, "d/ d/a d/b d/e/ d/e/f l x* y* z*"},
+		"link to the layer below":       {[]entry{hard("z", "x")}, "d/ d/a d/b d/e/ d/e/f l x** y** z**"},
 		"link to the layer below, away": {[]entry{hard("z", "x"), reg(".wh.x", ""), reg(".wh.y", "")}, "d/ d/a d/b d/e/ d/e/f l z"},
 		"directory to file":             {[]entry{reg("d", "2")}, "d l x* y*"},
 		"file to directory":             {[]entry{dir("x"), reg("x/n", "")}, "d/ d/a d/b d/e/ d/e/f l x/ x/n y"},
@@ -515,6 +516,22 @@ type failing struct {
 var errLine = errors.New("the line is cut")
 
 func (f *failing) Root(context.Context) (string, []byte, error) { return "", nil, f.err }
+
+// endless is a store whose blobs do not end where they should.
+type endless struct{ Blobs }
+
+func (e endless) Open(ctx context.Context, d Descriptor) (io.ReadCloser, error) {
+	r, err := e.Blobs.Open(ctx, d)
+	if err != nil || d.MediaType != layerType+"+gzip" {
+		return r, err
+	}
+	return io.NopCloser(io.MultiReader(r, io.LimitReader(zeros{}, 16<<20), iotest.ErrReader(errLine))), nil
+}
+
+// Reading stops where a blob should end.
+func TestEndlessBlob(t *testing.T) {
+	refused(t, Image(endless{simple(t, pack(t)).open()}), Options{}, ErrDigest)
+}
 
 func TestStoreErrors(t *testing.T) {
 	refused(t, Image(&failing{err: errLine}), Options{}, errLine)

@@ -167,7 +167,7 @@ func sumIfLong(s string) string {
 
 func sum(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
 
-// names lists an image, with / behind directories and * behind files of several names.
+// names lists an image, with / behind directories and a * for each other name of a file.
 func (b built) names(t *testing.T) string {
 	t.Helper()
 	var names []string
@@ -178,7 +178,7 @@ func (b built) names(t *testing.T) string {
 		case f.kind == "d":
 			name += "/"
 		case f.nlink > 1:
-			name += "*"
+			name += strings.Repeat("*", f.nlink-1)
 		}
 		names = append(names, name)
 	}

@@ -220,6 +220,13 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
+// A name can look like the start of something compressed.
+func TestNameLikeAMagic(t *testing.T) {
+	if got := build(t, tarOf(t, reg("BZh91AY", ""), reg("a", "")), Options{}).names(t); got != "BZh91AY a" {
+		t.Error(got)
+	}
+}
+
 func TestRootOwns(t *testing.T) {
 	e := reg("d/file", "x")
 	e.Uid, e.Gid = 1000, 1001
@@ -292,7 +299,9 @@ func TestSparse(t *testing.T) {
 	}
 	pax := slices.Concat(raw("PaxHeaders/new", tar.TypeXHeader, int64(len(records)), nil), padded(records),
 		raw("GNUSparseFile/new", tar.TypeReg, 1024, nil), padded("1\n8192\n512\n"), []byte(strings.Repeat("x", 512)))
-	image := build(t, Tar(bytes.NewReader(slices.Concat(old, pax, end))), Options{})
+	archive := slices.Concat(old, pax, end)
+	refused(t, Tar(bytes.NewReader(archive)), Options{Limits: Limits{Content: 20_000}}, ErrLimit) // of which it has 8192
+	image := build(t, Tar(bytes.NewReader(archive)), Options{})
 	for _, name := range []string{"old", "new"} {
 		if got := image.read(t, name); got != want {
 			t.Errorf("%s: %d bytes, %x", name, len(got), sum(got))
