@@ -115,7 +115,12 @@ const (
 )
 
 func (h *villain[D, S]) step(t testing.TB) {
-	switch h.byte() % ops {
+	op := h.byte() % ops
+	switch op {
+	case opDescriptor, opOffer, opRequest:
+		h.settle() // to write what the device may be reading is for opScribble
+	}
+	switch op {
 	case opWriteRegister:
 		h.mmio.Write(uint64(h.uint16()%0x210), h.take(int(h.byte())%9))
 	case opReadRegister:
