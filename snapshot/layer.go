@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // PageSize is the granularity of layers and extents in bytes.
@@ -23,10 +25,11 @@ const PageSize = 4096
 // closes its descriptor. Mappings made before stay valid. It is safe for
 // concurrent use.
 type Layer struct {
-	file *os.File
-	size int64
-	refs atomic.Int64
-	kept keptForms
+	file   *os.File
+	size   int64
+	memory bool // the file is anonymous memory, or of a tmpfs
+	refs   atomic.Int64
+	kept   keptForms
 }
 
 // NewLayer makes a layer of a file that nobody will change any more, which it
@@ -36,10 +39,15 @@ func NewLayer(f *os.File, size int64) (*Layer, error) {
 	if size <= 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("snapshot: layer of %d bytes: not a positive multiple of %d", size, PageSize)
 	}
-	l := &Layer{file: f, size: size}
+	_, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0) // which only files in memory have
+	l := &Layer{file: f, size: size, memory: err == nil}
 	l.refs.Store(1)
 	return l, nil
 }
+
+// InMemory tells whether the layer is memory: then reading it waits for no
+// disk, unless it was swapped out.
+func (l *Layer) InMemory() bool { return l.memory }
 
 // FD is the descriptor to map. It is valid while the caller holds a reference.
 func (l *Layer) FD() int { return int(l.file.Fd()) }

@@ -213,7 +213,7 @@ func (w *LayerWriter) Seal() (*Layer, error) {
 		w.Close()
 		return nil, fmt.Errorf("snapshot: seal layer: %w", err)
 	}
-	l := &Layer{file: w.file, size: int64(len(w.window))}
+	l := &Layer{file: w.file, size: int64(len(w.window)), memory: true}
 	l.refs.Store(1)
 	w.file = nil
 	return l, nil

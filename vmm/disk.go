@@ -58,6 +58,8 @@ func (c Config) checkDisks() error {
 
 const maxDiskSize = 1 << 44
 
+var _ blk.Trier = (*disk.Disk)(nil)
+
 // table is what a disk begins with.
 func (d Disk) table() (*snapshot.Table, error) {
 	if d.Image == "" {

@@ -48,7 +48,7 @@ type Disk struct {
 
 // New makes a disk that begins as base says, on which it takes a reference.
 func New(base *snapshot.Table, o Options) *Disk {
-	return &Disk{size: base.Size(), dir: o.Dir, below: newLevel(&level{table: base.Retain()})}
+	return &Disk{size: base.Size(), dir: o.Dir, below: wholeLevel(base)}
 }
 
 // Size is the size in bytes, a multiple of [snapshot.PageSize].
@@ -109,6 +109,29 @@ func (d *Disk) ReadAt(bufs [][]byte, off int64) error {
 	}
 	v := newVector(bufs)
 	defer v.free()
+	return d.read(v, off, n)
+}
+
+// TryReadAt is ReadAt for who must not wait. It returns false if it would have
+// to: for hardware, or for the disk to be frozen. Then the buffers may hold
+// anything.
+func (d *Disk) TryReadAt(bufs [][]byte, off int64) (done bool, err error) {
+	if !d.mu.TryRLock() {
+		return false, nil
+	}
+	defer d.mu.RUnlock()
+	n := total(bufs)
+	if d.check(off, n) != nil || !d.below.ready.Load() {
+		return false, nil
+	}
+	v := newVector(bufs)
+	defer v.free()
+	v.prompt = true
+	return d.read(v, off, n) == nil, nil
+}
+
+// read is ReadAt for who holds mu.
+func (d *Disk) read(v *vector, off, n int64) error {
 	end := off + n
 	for off < end {
 		owned, next := false, end
@@ -129,7 +152,9 @@ func (d *Disk) ReadAt(bufs [][]byte, off int64) error {
 	return nil
 }
 
-func (d *Disk) readTop(v *vector, off, n int64) error { return v.read(d.top.fd(), off, n) }
+func (d *Disk) readTop(v *vector, off, n int64) error {
+	return v.read(d.top.fd(), d.top.memory, off, n)
+}
 
 func (d *Disk) readBelow(v *vector, off, n int64) error {
 	table, err := d.below.resolve()
@@ -141,7 +166,7 @@ func (d *Disk) readBelow(v *vector, off, n int64) error {
 		k = min(k, n)
 		if layer == nil {
 			v.clear(k)
-		} else if err := v.read(layer.FD(), at, k); err != nil {
+		} else if err := v.read(layer.FD(), layer.InMemory(), at, k); err != nil {
 			return err
 		}
 		off, n = off+k, n-k
@@ -163,6 +188,22 @@ func (d *Disk) WriteAt(bufs [][]byte, off int64) error {
 		return err
 	}
 	return d.writeShared(v, off, n)
+}
+
+// TryWriteAt is WriteAt for who must not wait. It returns false if it would have
+// to. Then the bytes may be old or new.
+func (d *Disk) TryWriteAt(bufs [][]byte, off int64) (done bool, err error) {
+	if !d.mu.TryRLock() {
+		return false, nil
+	}
+	defer d.mu.RUnlock()
+	n := total(bufs)
+	if d.check(off, n) != nil || d.top == nil || !d.top.memory || d.top.lacksEdge(off) || d.top.lacksEdge(off+n) {
+		return false, nil
+	}
+	v := newVector(bufs)
+	defer v.free()
+	return d.top.write(v, off, n) == nil, nil
 }
 
 // writeOwn writes what lies in pages that are whole or on top already. It

@@ -88,7 +88,13 @@ func (m *model) step(t *testing.T, r *rand.Rand) {
 			p[i] = byte(r.Uint32())
 		}
 		copy(m.want[off:], p)
-		err = m.disk.WriteAt(pieces(r, p), off)
+		done := r.IntN(2) == 0 && n > 0
+		if done {
+			done, err = m.disk.TryWriteAt(pieces(r, p), off)
+		}
+		if !done {
+			err = m.disk.WriteAt(pieces(r, p), off)
+		}
 	case 3:
 		clear(m.want[off : off+n])
 		err = m.disk.Discard(off, n)
@@ -98,7 +104,13 @@ func (m *model) step(t *testing.T, r *rand.Rand) {
 		err = m.disk.WriteZeroes(off, n, r.IntN(2) == 0)
 	case 5:
 		p := make([]byte, n)
-		err = m.disk.ReadAt(pieces(r, p), off)
+		done := r.IntN(2) == 0 && n > 0
+		if done {
+			done, err = m.disk.TryReadAt(pieces(r, p), off)
+		}
+		if !done {
+			err = m.disk.ReadAt(pieces(r, p), off)
+		}
 		if !bytes.Equal(p, m.want[off:off+n]) {
 			t.Fatalf("%d bytes at %#x differ", n, off)
 		}

@@ -26,10 +26,18 @@ type level struct {
 	// From then on.
 	table *snapshot.Table
 	err   error
+	ready atomic.Bool // table may be read without once
 }
 
 func newLevel(l *level) *level {
 	l.refs.Store(1)
+	return l
+}
+
+// wholeLevel is a level that has a table already.
+func wholeLevel(t *snapshot.Table) *level {
+	l := newLevel(&level{table: t.Retain()})
+	l.ready.Store(true)
 	return l
 }
 
@@ -63,19 +71,25 @@ func (l *level) dropParts() {
 // resolve is the table of the level, which lives as long as that.
 func (l *level) resolve() (*snapshot.Table, error) {
 	l.once.Do(func() {
-		if l.table != nil {
-			return
+		if l.table == nil {
+			l.table, l.err = l.lay()
 		}
-		base, err := l.below.resolve()
-		if err == nil {
-			l.table, err = l.top.over(base)
-		}
-		if l.err = err; err == nil {
-			l.top = nil // it is a layer now
-			l.dropParts()
-		}
+		l.ready.Store(l.err == nil)
 	})
 	return l.table, l.err
+}
+
+func (l *level) lay() (*snapshot.Table, error) {
+	base, err := l.below.resolve()
+	if err != nil {
+		return nil, err
+	}
+	table, err := l.top.over(base)
+	if err == nil {
+		l.top = nil // it is a layer now
+		l.dropParts()
+	}
+	return table, err
 }
 
 // Bounds of a table. Nothing is mapped of a disk, so extents are cheap: these

@@ -17,7 +17,12 @@ type vector struct {
 	bufs [][]byte // what is left
 	own  [][]byte // where bufs began, to be used again
 	part [][]byte // scratch
+
+	// prompt has reads fail with errWait rather than wait for a disk.
+	prompt bool
 }
+
+var errWait = errors.New("disk: would have to wait")
 
 var vectors = sync.Pool{New: func() any { return new(vector) }}
 
@@ -36,7 +41,7 @@ func newVector(bufs [][]byte) *vector {
 func (v *vector) free() {
 	clear(v.own)
 	clear(v.part[:cap(v.part)])
-	v.bufs = nil
+	v.bufs, v.prompt = nil, false
 	vectors.Put(v)
 }
 
@@ -92,13 +97,20 @@ func (v *vector) each(n int64, do func(bufs [][]byte) (int, error)) error {
 	return nil
 }
 
-// read fills the next n bytes with those of a file.
-func (v *vector) read(fd int, off, n int64) error {
+// read fills the next n bytes with those of a file, which is memory or not.
+func (v *vector) read(fd int, memory bool, off, n int64) error {
+	flags := 0
+	if v.prompt && !memory {
+		flags = unix.RWF_NOWAIT
+	}
 	err := v.each(n, func(bufs [][]byte) (int, error) {
-		k, err := unix.Preadv(fd, bufs, off)
+		k, err := unix.Preadv2(fd, bufs, off, flags)
 		off += int64(max(k, 0))
 		return k, err
 	})
+	if err != nil && flags != 0 {
+		return errWait // whatever it is, who waits will find it again
+	}
 	if err != nil {
 		return fmt.Errorf("disk: read: %w", err)
 	}
