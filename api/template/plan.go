@@ -67,13 +67,13 @@ type step struct {
 type planner struct {
 	given map[string]string // build arguments
 	args  map[string]string // of them, and of defaults, those declared
-	env   []string          // NAME=VALUE, the latest last
+	env   *environ
 	plan  plan
 }
 
 // from is what the file is based on.
 func (f *File) from(args map[string]string) (string, error) {
-	p := planner{given: args, args: map[string]string{}}
+	p := planner{given: args, args: map[string]string{}, env: newEnviron(nil)}
 	for k := range f.instructions {
 		in := &f.instructions[k]
 		if in.name == "FROM" {
@@ -92,7 +92,7 @@ func (f *File) from(args map[string]string) (string, error) {
 
 // plan says what is to be done on a base that brings config along.
 func (f *File) plan(base Config, args map[string]string) (plan, error) {
-	p := planner{given: args, args: map[string]string{}, env: slices.Clone(base.Env)}
+	p := planner{given: args, args: map[string]string{}, env: newEnviron(base.Env)}
 	p.plan.config = base
 	if err := f.checkArgs(args); err != nil {
 		return plan{}, err
@@ -102,7 +102,7 @@ func (f *File) plan(base Config, args map[string]string) (plan, error) {
 			return plan{}, err
 		}
 	}
-	p.plan.config.Env = p.env
+	p.plan.config.Env = p.env.list()
 	if p.plan.start != nil {
 		p.plan.config.Cmd = p.plan.start
 	}
@@ -155,11 +155,11 @@ func (p *planner) add(in *instruction) error {
 func (p *planner) step(in *instruction, s step) {
 	s.line, s.text = in.line, in.text
 	for _, name := range slices.Sorted(maps.Keys(p.args)) {
-		if _, set := lookupEnv(p.env, name); !set { // as in Docker, ENV hides ARG
+		if _, set := p.env.values[name]; !set { // as in Docker, ENV hides ARG
 			s.env = append(s.env, name+"="+p.args[name])
 		}
 	}
-	s.env = append(s.env, p.env...)
+	s.env = append(s.env, p.env.list()...)
 	s.dir, s.user = p.plan.config.Workdir, p.plan.config.User
 	p.plan.steps = append(p.plan.steps, s)
 }
@@ -167,7 +167,7 @@ func (p *planner) step(in *instruction, s step) {
 // word is a word with its variables replaced.
 func (p *planner) word(in *instruction, w string) (string, error) {
 	s, err := expand(w, func(name string) (string, bool) {
-		if v, ok := lookupEnv(p.env, name); ok {
+		if v, ok := p.env.values[name]; ok {
 			return v, true
 		}
 		v, ok := p.args[name]
@@ -208,15 +208,10 @@ func (p *planner) setEnv(in *instruction) error {
 		}
 		values = append(values, v)
 	}
-	total := 0
 	for k, pair := range in.pairs {
-		p.env = setEnv(p.env, pair[0], values[k])
-	}
-	for _, e := range p.env {
-		total += len(e)
-	}
-	if total > maxEnv {
-		return in.fail("more than %d bytes of environment", maxEnv)
+		if p.env.set(pair[0], values[k]); p.env.size > maxEnv {
+			return in.fail("more than %d bytes of environment", maxEnv)
+		}
 	}
 	return nil
 }
@@ -275,23 +270,37 @@ func (p *planner) absolute(name string) string {
 	return path.Join("/", p.plan.config.Workdir, name)
 }
 
-// lookupEnv finds a variable of an environment.
-func lookupEnv(env []string, name string) (string, bool) {
-	for _, e := range slices.Backward(env) {
-		if k, v, _ := strings.Cut(e, "="); k == name {
-			return v, true
-		}
-	}
-	return "", false
+// environ is an environment: names in the order they were first set.
+type environ struct {
+	names  []string
+	values map[string]string
+	size   int // in bytes
 }
 
-// setEnv sets a variable where it is, or at the end.
-func setEnv(env []string, name, value string) []string {
-	for k, e := range env {
-		if n, _, _ := strings.Cut(e, "="); n == name {
-			env[k] = name + "=" + value
-			return env
-		}
+func newEnviron(list []string) *environ {
+	e := &environ{values: map[string]string{}}
+	for _, v := range list {
+		name, value, _ := strings.Cut(v, "=")
+		e.set(name, value)
 	}
-	return append(env, name+"="+value)
+	return e
+}
+
+func (e *environ) set(name, value string) {
+	old, ok := e.values[name]
+	if !ok {
+		e.names = append(e.names, name)
+		e.size += len(name) + 1
+	}
+	e.values[name] = value
+	e.size += len(value) - len(old)
+}
+
+// list is the environment as NAME=VALUE.
+func (e *environ) list() []string {
+	var list []string
+	for _, name := range e.names {
+		list = append(list, name+"="+e.values[name])
+	}
+	return list
 }
