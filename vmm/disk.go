@@ -1,9 +1,12 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/devices/virtio"
 	"github.com/forkvm/forkvm/devices/virtio/blk"
@@ -88,7 +91,33 @@ func (d Disk) table() (*snapshot.Table, error) {
 	defer layer.Release()
 	zeros := snapshot.NewTable(max(size, d.Size))
 	defer zeros.Release()
-	return zeros.Overlay([]snapshot.Extent{{Length: size, Layer: layer}})
+	return zeros.Overlay(dataOf(layer, f))
+}
+
+// maxImageRuns bounds how much is known of where an image has holes.
+const maxImageRuns = 4096
+
+// dataOf is the parts of an image that are not holes, as the file system says.
+func dataOf(layer *snapshot.Layer, f *os.File) []snapshot.Extent {
+	var out []snapshot.Extent
+	size := layer.Size()
+	for at := int64(0); at < size; {
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return out // zeros up to the end
+		}
+		end, err2 := f.Seek(max(start, 0), unix.SEEK_HOLE)
+		if err != nil || err2 != nil || len(out) == maxImageRuns {
+			return append(out, snapshot.Extent{Start: at, Length: size - at, Layer: layer, Offset: at})
+		}
+		start = max(at, start/snapshot.PageSize*snapshot.PageSize)
+		end = min(size, (end+snapshot.PageSize-1)/snapshot.PageSize*snapshot.PageSize)
+		if start < end {
+			out = append(out, snapshot.Extent{Start: start, Length: end - start, Layer: layer, Offset: start})
+		}
+		at = end
+	}
+	return out
 }
 
 func imageSize(f *os.File) (int64, error) {

@@ -3,9 +3,7 @@ package vmm
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,15 +17,9 @@ const (
 	logRecord = 512 // bytes of one of helperLog
 )
 
-// helperBlocks writes blocks all over a device, past the page cache, or checks
-// what another has written. Where they are depends on nothing, what is in them
-// on the seed.
-func helperBlocks(args []string) error {
-	verb, path := args[0], args[1]
-	seed, err := strconv.ParseUint(args[2], 10, 64)
-	if err != nil {
-		return err
-	}
+// helperBlocks checks that blocks all over a device are those that one seed
+// stands for, writes those of another, and checks these, past the page cache.
+func helperBlocks(path string, seeds []string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
@@ -42,36 +34,34 @@ func helperBlocks(args []string) error {
 	if err != nil {
 		return err
 	}
-	for i := range int64(testBlocks) {
-		at := i * (size / testBlocks / blockSize) * blockSize
-		want := blockOf(seed, i)
-		if verb == "write" {
-			copy(buf, want)
-			if _, err := f.WriteAt(buf, at); err != nil {
+	step := size / testBlocks / blockSize * blockSize
+	for n, seed := range seeds {
+		for i := range int64(testBlocks) {
+			if n > 0 {
+				copy(buf, blockOf(seed, i))
+				if _, err := f.WriteAt(buf, i*step); err != nil {
+					return err
+				}
+			}
+		}
+		for i := range int64(testBlocks) {
+			if _, err := f.ReadAt(buf, i*step); err != nil {
 				return err
 			}
-			continue
-		}
-		if _, err := f.ReadAt(buf, at); err != nil {
-			return err
-		}
-		if !bytes.Equal(buf, want) {
-			return fmt.Errorf("block %d is not what seed %d wrote", i, seed)
+			if !bytes.Equal(buf, blockOf(seed, i)) {
+				return fmt.Errorf("block %d is not that of seed %s", i, seed)
+			}
 		}
 	}
 	return f.Sync()
 }
 
 // blockOf is what is in a block; zeros for seed 0.
-func blockOf(seed uint64, i int64) []byte {
-	p := make([]byte, blockSize)
-	if seed != 0 {
-		r := rand.New(rand.NewPCG(seed, uint64(i)))
-		for k := range p {
-			p[k] = byte(r.Uint32())
-		}
+func blockOf(seed string, i int64) []byte {
+	if seed == "0" {
+		return make([]byte, blockSize)
 	}
-	return p
+	return bytes.Repeat(fmt.Appendf(nil, "%8.8s%8d", seed, i), blockSize/16)
 }
 
 // helperLog appends numbered records to a file, and says of each when it is on

@@ -44,8 +44,8 @@ type helperState struct {
 	PID     int
 	Now     time.Time     // on the wall clock
 	Hash    string        // of a buffer of random bytes that is only in memory
-	Counter uint64        // of a loop that is busy for a millisecond in fifty
-	Ticks   uint64        // of a loop that sleeps 20 ms between two
+	Counter uint64        // of a loop that is busy for a millisecond in two hundred
+	Ticks   uint64        // of a loop that sleeps 100 ms between two
 	Back    uint64        // how often the monotonic clock went back
 	MaxGap  time.Duration // longest time between two ticks
 }
@@ -63,7 +63,7 @@ func helperMain(args []string) int {
 	case "clocks":
 		err = helperClocks()
 	case "blocks":
-		err = helperBlocks(args[1:])
+		err = helperBlocks(args[1], args[2:])
 	case "log":
 		err = helperLog(args[1])
 	default:
@@ -86,13 +86,13 @@ func helperServe() error {
 			for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
 				counter.Add(1)
 			}
-			time.Sleep(49 * time.Millisecond)
+			time.Sleep(199 * time.Millisecond)
 		}
 	}()
 	go func() {
 		last := time.Now()
 		for {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 			now := time.Now()
 			d := now.Sub(last)
 			if d < 0 {

@@ -192,10 +192,10 @@ func testOnlyWhatWasWritten(t *testing.T, untracked bool) {
 // TestCompactTables rewrites a table again and again; the memory goes on from
 // what was rewritten.
 func TestCompactTables(t *testing.T) {
-	const pages = 8192
+	const pages = 4096
 	m := newMemory(t, pages*pageSize)
 	rng := rand.New(rand.NewSource(3))
-	for range 15 {
+	for range 8 {
 		for range 200 {
 			m.ram[rng.Intn(pages)*pageSize] = byte(rng.Int())
 		}

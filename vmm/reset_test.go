@@ -115,7 +115,7 @@ func TestCaptureAgainstAWriter(t *testing.T) {
 			m := newMemory(t, pages*pageSize)
 			rng := rand.New(rand.NewSource(8))
 			before := rng.Perm(pages)
-			for round := range 8 {
+			for round := range 4 {
 				for _, p := range before[:precopyFrom*2+rng.Intn(1000)] {
 					m.ram[p*pageSize+round]++
 				}

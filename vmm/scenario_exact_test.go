@@ -116,7 +116,7 @@ func TestScenarioRestoreIsComplete(t *testing.T) {
 		},
 	}
 	mixes := rand.New(rand.NewSource(8)).Perm(1 << len(parts))
-	rounds(t, len(mixes), 32, func(round int) {
+	rounds(t, len(mixes), 16, func(round int) {
 		mix := mixes[round]
 		st := *rich
 		st.VCPUs = slices.Clone(rich.VCPUs)

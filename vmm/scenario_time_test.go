@@ -20,7 +20,7 @@ var scenarioFull = flag.Bool("scenario.full", false, "run as many rounds as each
 // stops after a while, though not before least rounds, unless all are asked for.
 func rounds(t *testing.T, want, least int, f func(round int)) {
 	t.Helper()
-	const while = 30 * time.Second
+	const while = 10 * time.Second
 	begin := time.Now()
 	n := 0
 	for ; n < want && (*scenarioFull || n < least || time.Since(begin) < while); n++ {
@@ -213,7 +213,7 @@ func tickingChildren(t *testing.T, vm *VM) {
 	t.Helper()
 	const each = 20 // starts of one image
 	var image *Image
-	rounds(t, 1000, 200, func(round int) {
+	rounds(t, 1000, 100, func(round int) {
 		if round%each == 0 {
 			awaitCounter(t, vm, counter(t, vm)+1)
 			image = captureOf(t, vm)

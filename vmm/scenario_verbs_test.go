@@ -208,7 +208,7 @@ func TestScenarioB19NothingIsLeftOfAThousandMachines(t *testing.T) {
 		cycle(0)
 	}
 	before := holdings(t)
-	rounds(t, 1000, 200, cycle)
+	rounds(t, 1000, 100, cycle)
 	sameHoldings(t, before)
 }
 
