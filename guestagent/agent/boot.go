@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkvm/forkvm/guestagent/agent/applet"
 	"github.com/forkvm/forkvm/guestagent/proto"
 )
 
@@ -43,9 +42,9 @@ var mounts = [...]mount{
 }
 
 // prepareSystem makes of a bare kernel a system in which commands can run. It
-// returns what went wrong: a guest that lacks something is better than none.
-func prepareSystem(b *proto.Boot) []string {
-	var warnings []string
+// returns where these are, and what went wrong: a guest that lacks something is
+// better than none. One without the root file system that it is to have is not.
+func prepareSystem(b *proto.Boot) (at place, warnings []string, err error) {
 	warn := func(err error) {
 		if err != nil {
 			warnings = append(warnings, err.Error())
@@ -62,13 +61,25 @@ func prepareSystem(b *proto.Boot) []string {
 		warn(err)
 	}
 	b.Modules = sinceBoot()
-	warn(applet.Install(initPath, "/bin"))
+	cmdline, err := kernelCmdline()
+	warn(err)
+	at = inInitramfs
+	if names := bootParameter(cmdline, "forkvm.root"); names != "" {
+		if err := enterRoot(names); err != nil {
+			return at, warnings, err
+		}
+		at = inRoot
+		b.Root = sinceBoot()
+	}
+	warn(at.install())
 	warn(loopbackUp())
-	warn(setBootHostname())
+	if name := bootParameter(cmdline, "forkvm.hostname"); name != "" {
+		warn(ThisMachine.SetHostname(name))
+	}
 	warn(raiseFileLimit())
 	warn(relaxTimers())
-	_ = os.Setenv("PATH", defaultPath)
-	return warnings
+	_ = os.Setenv("PATH", at.path())
+	return at, warnings, nil
 }
 
 func (m *mount) mount() error {
@@ -189,22 +200,15 @@ func loopbackUp() error {
 	return nil
 }
 
-// setBootHostname sets the host name to forkvm.hostname of the kernel's
-// command line.
-func setBootHostname() error {
+// kernelCmdline returns the kernel's command line.
+func kernelCmdline() (string, error) {
 	f, err := os.Open("/proc/cmdline")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, 64<<10))
-	if err != nil {
-		return err
-	}
-	if name := bootParameter(string(b), "forkvm.hostname"); name != "" {
-		return ThisMachine.SetHostname(name)
-	}
-	return nil
+	return string(b), err
 }
 
 // bootParameter returns the last value of key on a kernel command line.

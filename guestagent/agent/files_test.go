@@ -44,6 +44,26 @@ func TestFilesReadWrite(t *testing.T) {
 	})
 }
 
+// TestFileOnFullDisk: the errno of a full disk comes through, and the file can be
+// used further.
+func TestFileOnFullDisk(t *testing.T) {
+	f := serve(t, agent.Options{}).FS().WithContext(within(t, 30*time.Second))
+	if err := f.WriteFile("/dev/full", []byte("x"), 0o644); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("WriteFile: %v", err)
+	}
+	file, err := f.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if n, err := file.Write(make([]byte, 1<<20)); n != 0 || !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Write = %d, %v", n, err)
+	}
+	if n, err := file.Read(make([]byte, 10)); n != 10 || err != nil {
+		t.Errorf("Read = %d, %v", n, err)
+	}
+}
+
 func TestFileOffsets(t *testing.T) {
 	f := serve(t, agent.Options{}).FS().WithContext(within(t, 30*time.Second))
 	name := filepath.Join(t.TempDir(), "f")

@@ -11,6 +11,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -239,6 +241,14 @@ func TestReadReady(t *testing.T) {
 	_ = proto.NewWriter(&buf).WriteValue(proto.TypeReady, proto.Info{Version: 99})
 	if _, err := client.ReadReady(&buf); !errors.Is(err, client.ErrVersion) {
 		t.Errorf("another version: %v", err)
+	}
+	buf.Reset()
+	refusal := &proto.Error{Code: proto.CodeBoot, Message: "disk data: mount as ext4", Errno: int(syscall.EUCLEAN)}
+	if err := proto.NewWriter(&buf).WriteValue(proto.TypeError, refusal); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.ReadReady(&buf); !errors.Is(err, client.ErrBoot) || !errors.Is(err, syscall.EUCLEAN) || !strings.Contains(err.Error(), "disk data") {
+		t.Errorf("an agent that gave up: %v", err)
 	}
 	if _, err := client.ReadReady(bytes.NewReader([]byte{1, 0, 0, 0, 0})); !errors.Is(err, client.ErrProtocol) {
 		t.Errorf("another frame: %v", err)

@@ -53,7 +53,7 @@ func (s *server) startProcess(req *proto.ExecRequest, w *proto.Writer) (*process
 		return nil, err
 	}
 	env := s.environment(req, acc)
-	program, err := lookPath(string(req.Path), dir, env)
+	program, err := s.lookPath(string(req.Path), dir, env)
 	if err != nil {
 		return nil, startError(proto.StageLookup, err)
 	}
@@ -131,7 +131,7 @@ func (s *server) environment(req *proto.ExecRequest, acc account) []string {
 		env = s.opts.Env
 	}
 	if env == nil {
-		env = []string{"PATH=" + defaultPath, "HOME=" + acc.home}
+		env = []string{"PATH=" + s.opts.Path, "HOME=" + acc.home}
 		if acc.name != "" {
 			env = append(env, "USER="+acc.name)
 		}
@@ -162,11 +162,11 @@ func dedupe(env []string) []string {
 
 // lookPath finds the program of a command as execvp(3) does, in the PATH that
 // the command will have.
-func lookPath(name, dir string, env []string) (string, error) {
+func (s *server) lookPath(name, dir string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
 	}
-	path := defaultPath
+	path := s.opts.Path
 	for _, kv := range env {
 		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
 			path = v

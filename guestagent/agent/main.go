@@ -48,7 +48,7 @@ func isInit() bool {
 }
 
 // isApplet returns the command as which this process was started, if it was
-// started as one of those that link to /init.
+// started as one of those that link to this program.
 func isApplet() func() int {
 	run := applet.Find(filepath.Base(os.Args[0]))
 	if run == nil {
@@ -67,7 +67,7 @@ func isApplet() func() int {
 // first process.
 func isInitProgram() bool {
 	exe, err := os.Readlink("/proc/self/exe")
-	return err == nil && exe == initPath
+	return err == nil && (exe == inInitramfs.program || exe == inRoot.program)
 }
 
 // boot is the life of PID 1. It does not return.
@@ -77,7 +77,10 @@ func boot() {
 	b.Start = sinceBoot()
 	// Few threads: a fork pays for each page that they touch.
 	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
-	warnings := prepareSystem(&b)
+	at, warnings, err := prepareSystem(&b)
+	if err != nil {
+		fail(err)
+	}
 	l, err := listenVsock(proto.AgentPort)
 	if err != nil {
 		fatal(fmt.Errorf("agent: listen: %w", err))
@@ -88,12 +91,12 @@ func boot() {
 	}
 	s := newServer(Options{
 		Machine: ThisMachine, ReapAll: true, KeepOnReset: true,
-		CgroupDir: commandCgroups, Boot: b, Warnings: warnings,
+		CgroupDir: commandCgroups, Path: at.path(), Boot: b, Warnings: warnings,
 	})
 	s.onPanic = stopOnPanic
 	go s.obeySignals()
-	go announce(s.info())
-	s.useSpares(initPath)
+	go tell(proto.TypeReady, s.info())
+	s.useSpares(at.program)
 	fatal(s.serve(context.Background(), l))
 }
 
@@ -104,22 +107,32 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// announce tells the host that the agent takes connections. A host that does
-// not listen does not want to know.
-func announce(info proto.Info) {
+// tell tells the host that the agent takes connections, or why it never will. A
+// host that does not listen does not want to know.
+func tell(t proto.Type, v any) {
 	defer stopOnPanic()
 	c, err := dialVsock(proto.ReadyPort)
 	if err != nil {
-		console("no one to tell that the agent is ready: " + err.Error())
+		console("no one to tell of the boot: " + err.Error())
 		return
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(handshakeTime))
-	if err := proto.NewWriter(c).WriteValue(proto.TypeReady, info); err != nil {
-		console("cannot tell that the agent is ready: " + err.Error())
+	if err := proto.NewWriter(c).WriteValue(t, v); err != nil {
+		console("cannot tell of the boot: " + err.Error())
 		return
 	}
 	(&conn{Conn: c}).linger()
+}
+
+// fail ends the boot of a guest that would not be what it is to be.
+func fail(err error) {
+	e := &proto.Error{Code: proto.CodeBoot, Message: err.Error()}
+	if errno, ok := unwrapErrno(err); ok {
+		e.Errno = int(errno)
+	}
+	tell(proto.TypeError, e)
+	fatal(err)
 }
 
 // obeySignals does what init is asked by signals. None may kill it: the kernel

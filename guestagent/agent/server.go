@@ -41,6 +41,9 @@ type Options struct {
 	// Env is the environment of commands that bring none. Nil: PATH, TERM,
 	// and HOME and USER of the user they run as.
 	Env []string
+	// Path is the PATH of commands that bring none. Empty: the directories
+	// where Linux systems have programs.
+	Path string
 	// MaxConns bounds the connections at once, MaxProcs the commands that run
 	// at once. 0: 2048 and 1024.
 	MaxConns, MaxProcs int
@@ -74,6 +77,9 @@ func (o Options) withDefaults() Options {
 		if st, err := os.Stat("/root"); err == nil && st.IsDir() {
 			o.Dir = "/root"
 		}
+	}
+	if o.Path == "" {
+		o.Path = defaultPath
 	}
 	if o.MaxConns == 0 {
 		o.MaxConns = defaultMaxConns

@@ -36,6 +36,9 @@ var (
 	ErrTimeout = errors.New("command timed out")
 	// ErrOutputLost: an attached client was slower than the command's output.
 	ErrOutputLost = errors.New("output lost")
+	// ErrBoot: the guest could not be made what it was to be, such as with a
+	// root file system on disks. The agent has given up.
+	ErrBoot = errors.New("guest cannot boot")
 	// ErrTooLarge: there is more than this call returns in one piece.
 	ErrTooLarge = errors.New("too large")
 )
@@ -125,6 +128,8 @@ func kinds(c proto.Code) error {
 		return ErrUnsupported
 	case proto.CodeBadRequest:
 		return ErrBadRequest
+	case proto.CodeBoot:
+		return ErrBoot
 	}
 	return nil
 }

@@ -106,13 +106,16 @@ func (c *Client) Reboot(ctx context.Context) error {
 }
 
 // ReadReady reads what an agent sends on the ready port ([proto.ReadyPort] of
-// the host) once it takes connections. The caller closes the connection.
+// the host) once it takes connections, or why it never will, which is an
+// [ErrBoot]. The caller closes the connection.
 func ReadReady(r io.Reader) (Info, error) {
 	var info Info
 	t, payload, err := proto.NewReader(r).Next()
 	switch {
 	case err != nil:
 		return info, fmt.Errorf("client: ready: %w: %w", ErrProtocol, err)
+	case t == proto.TypeError:
+		return info, fmt.Errorf("client: %w", decodeError(payload))
 	case t != proto.TypeReady:
 		return info, fmt.Errorf("client: ready: %w", unexpected(t))
 	}

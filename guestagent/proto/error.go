@@ -15,6 +15,7 @@ const (
 	CodeUnsupported Code = "unsupported" // this agent cannot do this
 	CodeStart       Code = "start"       // a command could not be started; Stage says why
 	CodeFile        Code = "file"        // a file operation failed with Errno
+	CodeBoot        Code = "boot"        // on the ready port: the guest cannot be what it was to be
 	CodeInternal    Code = "internal"    // anything else
 )
 

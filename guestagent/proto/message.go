@@ -45,6 +45,7 @@ type Boot struct {
 	Start     time.Duration `json:"start_ns"`     // the agent's first instruction of its own
 	Mounted   time.Duration `json:"mounted_ns"`   // file systems are mounted
 	Modules   time.Duration `json:"modules_ns"`   // kernel modules are loaded
+	Root      time.Duration `json:"root_ns"`      // the root is that of disks; zero if it is not
 	Listening time.Duration `json:"listening_ns"` // the agent takes connections
 }
 

@@ -82,7 +82,7 @@ func sh(s *stdio, args []string) error {
 // but does not have.
 func callCommand(_ context.Context, args []string) ([]string, error) {
 	if args[0] == "kill" {
-		args = append([]string{"/bin/kill"}, args[1:]...)
+		args = append([]string{killProgram}, args[1:]...)
 	}
 	return args, nil
 }

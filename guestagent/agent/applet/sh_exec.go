@@ -24,6 +24,9 @@ const (
 	jobEnded    = "__forkvm_ended"    // within a job: it has come to its end
 )
 
+// killProgram is the command kill, of which the interpreter would make its own.
+const killProgram = "__forkvm_kill"
+
 // jobStart bounds how long the end of a script waits for its jobs to begin.
 const jobStart = time.Second
 
@@ -119,6 +122,9 @@ func (j *jobs) handle(ctx context.Context, args []string) error {
 			return interp.ExitStatus(status)
 		}
 		return nil
+	}
+	if args[0] == killProgram {
+		args = append([]string{"kill"}, args[1:]...)
 	}
 	return j.exec(ctx, args)
 }
