@@ -21,6 +21,10 @@ func (vm *VM) awaitAgent(ctx context.Context, l net.Listener) error {
 	case err := <-told:
 		return vm.because(err)
 	case <-vm.ended:
+		// An agent that gives up ends the machine when it has said why.
+		if err := <-told; errors.Is(err, client.ErrBoot) {
+			return err
+		}
 		return vm.err()
 	case <-ctx.Done():
 		return fmt.Errorf("no word from the agent: %w%s", ctx.Err(), consoleEnd(vm.console.Bytes()))
@@ -156,7 +160,7 @@ func (c *guestConn) Write(p []byte) (int, error) {
 // because replaces an error that the end of the machine may have caused by
 // how it ended.
 func (vm *VM) because(err error) error {
-	if err == nil || errors.Is(err, io.EOF) {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, client.ErrBoot) {
 		return err
 	}
 	if outcome := vm.err(); outcome != nil {

@@ -150,6 +150,9 @@ func (c Config) cmdline() (string, error) {
 			parts = append(parts, fmt.Sprintf("virtio_mmio.device=4K@%#x:%d", virtioAddr(i), virtioGSI(i)))
 		}
 	}
+	if len(c.Root) > 0 {
+		parts = append(parts, "forkvm.root="+strings.Join(c.Root, ","))
+	}
 	if c.Cmdline != "" {
 		parts = append(parts, c.Cmdline)
 	}

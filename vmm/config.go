@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 )
 
@@ -42,6 +43,14 @@ type Config struct {
 
 	// Disks are the guest's disks, at most [MaxDisks].
 	Disks []Disk
+
+	// Root names the disks of which the guest's agent makes its root file
+	// system. The first is only read: EROFS, as package initrd/rootfs makes it,
+	// ext4 or squashfs. What the guest writes goes to the second, an ext4 that
+	// may be empty; with none, to at most half of the guest's memory. Of what the
+	// initramfs holds, the guest has the agent's commands only, in
+	// /run/forkvm/bin. If empty, the initramfs is the root file system.
+	Root []string
 
 	// Scratch is the directory of the files for what guests write to their
 	// disks. They have no names there and are gone with the machines and
@@ -129,6 +138,27 @@ func (c Config) validate() error {
 	}
 	if err := c.checkDisks(); err != nil {
 		return bad("Disks", "%v", err)
+	}
+	if err := c.checkRoot(); err != nil {
+		return bad("Root", "%v", err)
+	}
+	return nil
+}
+
+func (c Config) checkRoot() error {
+	if len(c.Root) > 2 {
+		return fmt.Errorf("%d disks, at most 2 make a root file system", len(c.Root))
+	}
+	for i, name := range c.Root {
+		at := slices.IndexFunc(c.Disks, func(d Disk) bool { return d.Name == name })
+		switch {
+		case at < 0:
+			return fmt.Errorf("no disk is named %.30q", name)
+		case i == 1 && name == c.Root[0]:
+			return fmt.Errorf("%s is named twice", name)
+		case i == 1 && c.Disks[at].ReadOnly:
+			return fmt.Errorf("%s is to be written to, and read-only", name)
+		}
 	}
 	return nil
 }
