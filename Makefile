@@ -13,6 +13,9 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # Tests that need Linux guests, and so a KVM that runs them.
 LAB_PACKAGES = ./kvm/... ./vmm/... ./cmd/...
 
+# Checks disks there; it needs no libraries.
+E2FSCK = /sbin/e2fsck.static
+
 export CGO_ENABLED = 0
 
 .PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test soak fuzz vuln clean
@@ -57,8 +60,8 @@ race: setup ## the same under the race detector, less the lab's own
 # waits for the machine would count against its time.
 lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
 	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
-	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -p 1 -timeout 20m \
-		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent" $(LAB_PACKAGES)
+	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m \
+		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
 
 soak: build ## scenarios of many rounds in full, on this machine's KVM (Linux guests: FORKVM_TEST_KERNEL)
 	@FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test ./vmm -run TestScenarioSoak -scenario.full -timeout 3h -v $(ARGS)

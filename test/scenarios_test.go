@@ -18,11 +18,11 @@ func scenarioIDs() (ids []string) {
 	for i := 1; i <= 15; i++ {
 		ids = append(ids, fmt.Sprint("P", i))
 	}
-	for _, i := range []int{1, 2, 3, 4, 5, 9, 12, 13, 14, 15, 16, 17, 19, 21, 22, 24, 28} {
+	for _, i := range []int{1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 21, 22, 24, 27, 28} {
 		ids = append(ids, fmt.Sprint("B", i))
 	}
-	// Of devices that do not exist yet.
-	return slices.DeleteFunc(ids, func(id string) bool { return id == "M26" || id == "P4" })
+	// Of a device that does not exist yet.
+	return slices.DeleteFunc(ids, func(id string) bool { return id == "M26" })
 }
 
 // testsOf are the names of the tests in a folder of the module.

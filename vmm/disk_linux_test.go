@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
@@ -204,39 +202,14 @@ func TestScenarioB11EveryAcknowledgedRecord(t *testing.T) {
 		rounds = 50
 	}
 	vm := mounted(t)
-	cmd := vm.CommandContext(t.Context(), helperPath, "log", "/mnt/log")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var said atomic.Int64
-	more := make(chan struct{}, 1)
-	go func() {
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			var n int64
-			if _, err := fmt.Sscan(lines.Text(), &n); err == nil {
-				said.Store(n + 1)
-			}
-			select {
-			case more <- struct{}{}:
-			default:
-			}
-		}
-		close(more)
-	}()
+	said := startLog(t, vm)
 	store, err := snapshot.Open(filepath.Join(t.TempDir(), "store"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
 	for range rounds {
-		if _, ok := <-more; !ok {
-			t.Fatalf("the log ended: %v", cmd.Wait())
-		}
-		before := said.Load()
+		before := said.next()
 		info, err := vm.Snapshot(t.Context(), store, SnapshotOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -249,8 +222,8 @@ func TestScenarioB11EveryAcknowledgedRecord(t *testing.T) {
 		e2fsck(t, again, 0)
 		closeVM(t, again)
 	}
-	if said.Load() < int64(rounds) {
-		t.Errorf("only %d records in all", said.Load())
+	if said.last < int64(rounds) {
+		t.Errorf("only %d records in all", said.last)
 	}
 }
 
