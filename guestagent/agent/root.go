@@ -49,7 +49,8 @@ const (
 //   - redirect_dir=on: a directory of the base can be renamed. Without it
 //     rename(2) fails with EXDEV, which few programs expect within a directory.
 //   - index=on: names of one file stay names of one file when one of them is
-//     written to, and a disk is not used with a base that it was not made for.
+//     written to, and what was written over one base is not laid over another,
+//     which is known by its UUID.
 //   - metacopy=off: a file that is copied up is all there, and depends on the
 //     base no more. A chmod of a large file takes longer.
 //   - xino=on: all files have one device number, and keep their inode number when
@@ -122,8 +123,19 @@ func mountDisk(name, device, dir string, flags uintptr, options string) error {
 	if flags&unix.MS_RDONLY == 0 && fstype != "ext4" {
 		return fmt.Errorf("disk %s: a file system to write to is ext4, not %s", name, fstype)
 	}
-	if err := unix.Mount(device, dir, fstype, flags|unix.MS_NOATIME, options); err != nil {
-		return fmt.Errorf("disk %s: mount as %s: %w", name, fstype, err)
+	if err := mountAs(fstype, device, dir, flags|unix.MS_NOATIME, options); err != nil {
+		return fmt.Errorf("disk %s: %w", name, err)
+	}
+	return nil
+}
+
+func mountAs(fstype, source, dir string, flags uintptr, options string) error {
+	err := unix.Mount(source, dir, fstype, flags, options)
+	if errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("mount as %s, which this kernel does not know: %w", fstype, err)
+	}
+	if err != nil {
+		return fmt.Errorf("mount as %s: %w", fstype, err)
 	}
 	return nil
 }
@@ -134,15 +146,19 @@ func mountOverlay() error {
 			return err
 		}
 	}
-	if err := unix.Mount("overlay", rootMount, "overlay", unix.MS_NOATIME, rootOptions); err != nil {
-		return fmt.Errorf("mount overlay: %w", err)
+	err := mountAs("overlay", "overlay", rootMount, unix.MS_NOATIME, rootOptions)
+	if errors.Is(err, unix.ESTALE) {
+		return fmt.Errorf("what is written was written over another base: %w", err)
+	}
+	if err != nil {
+		return err
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(rootMount, &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: rootMount, Err: err}
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return errors.New("mount overlay: what is written cannot be kept, see dmesg")
+		return errors.New("mount as overlay: nothing can be written: the disk for it is full or damaged")
 	}
 	return nil
 }
