@@ -15,6 +15,9 @@ const (
 	checkFor   = 10 * time.Minute
 )
 
+// guestPath is the PATH of commands in a guest unless something sets it.
+const guestPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/forkvm/bin"
+
 // maxEnv is how much environment a template may have, in bytes.
 const maxEnv = 256 << 10
 
@@ -170,8 +173,10 @@ func (p *planner) word(in *instruction, w string) (string, error) {
 		if v, ok := p.env.values[name]; ok {
 			return v, true
 		}
-		v, ok := p.args[name]
-		return v, ok
+		if v, ok := p.args[name]; ok {
+			return v, true
+		}
+		return guestPath, name == "PATH"
 	})
 	switch {
 	case err != nil:

@@ -1,0 +1,489 @@
+package template
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// Spec says what a template is to be.
+type Spec struct {
+	// Name is the template's, see CheckName. One that exists is replaced when
+	// the build has succeeded.
+	Name string
+	// Source is the template's file, see Parse. Nil: Name is that of a built-in
+	// template. Others cannot have those names.
+	Source []byte
+	// Context is the directory that COPY takes files from, and that relative
+	// paths of FROM begin at. Empty: none.
+	Context string
+	// Args are values for ARG.
+	Args map[string]string
+	// Machine is what the machine is like. What it leaves open is as in Options.
+	Machine Machine
+}
+
+// BuildOptions are the choices of Build. The zero value is good.
+type BuildOptions struct {
+	// Progress, if set, is told of each step when it begins and when it is done,
+	// by the goroutine that called Build.
+	Progress func(Progress)
+	// Output, if set, gets what steps print as it comes, as the log does.
+	Output io.Writer
+	// NoCache runs all steps again; Pull gets what FROM names again.
+	NoCache, Pull bool
+}
+
+// Progress is how far a build has come.
+type Progress struct {
+	Step, Steps int    // from 1
+	Text        string // the instruction
+	Done        bool   // the step has ended, well
+	Cached      bool   // it need not be run again
+	Elapsed     time.Duration
+}
+
+// StepError is a step that failed. Those before it are cached.
+type StepError struct {
+	Step, Steps int    // from 1
+	Line        int    // of the file; 0 for what no instruction says
+	Text        string // the instruction
+	Code        int    // exit code of its command; -1 if there is none
+	Output      string // the end of what it printed
+	Err         error
+}
+
+// Error is one line, and then the end of the output.
+func (e *StepError) Error() string {
+	where := ""
+	if e.Line > 0 {
+		where = fmt.Sprintf(", line %d", e.Line)
+	}
+	text := fmt.Sprintf("template: step %d of %d%s: %.200s: %s", e.Step, e.Steps, where, e.Text, describe(e.Err))
+	if e.Output != "" {
+		text += "\n" + e.Output
+	}
+	return text
+}
+
+// Unwrap returns the cause.
+func (e *StepError) Unwrap() error { return e.Err }
+
+// Build builds a template, or finds that it is built already. Steps whose
+// cause has not changed since a build before, successful or not, are not run
+// again, up to the first that has to be. Builds of one name take turns.
+//
+// It fails with ErrSyntax, ErrName, ErrNoTool, a *StepError, or what machines
+// and snapshots fail with. A template of that name then stays as it is.
+func (s *Store) Build(ctx context.Context, spec Spec, o BuildOptions) (Info, error) {
+	f, err := spec.parse()
+	if err != nil {
+		return Info{}, err
+	}
+	l, err := waitLock(ctx, s.names.path(spec.Name+".lock"), exclusive)
+	if err != nil {
+		return Info{}, fmt.Errorf("template: build %s: %w", spec.Name, err)
+	}
+	defer l.unlock()
+	return s.buildLocked(ctx, spec, f, o)
+}
+
+// parse checks the spec and fills in the source.
+func (spec *Spec) parse() (*File, error) {
+	if err := CheckName(spec.Name); err != nil {
+		return nil, err
+	}
+	builtin := builtins[spec.Name]
+	switch {
+	case spec.Source == nil && builtin == "":
+		return nil, fmt.Errorf("template: %w: %s is not built, and not built in", ErrNotFound, spec.Name)
+	case spec.Source == nil:
+		spec.Source = []byte(builtin)
+	case builtin != "":
+		return nil, fmt.Errorf("template: %w: %s is a built-in template", ErrName, spec.Name)
+	}
+	return Parse(spec.Source)
+}
+
+// buildLocked is Build for who holds the lock of the name.
+func (s *Store) buildLocked(ctx context.Context, spec Spec, f *File, o BuildOptions) (Info, error) {
+	l, err := waitLock(ctx, s.path("lock"), shared)
+	if err != nil {
+		return Info{}, fmt.Errorf("template: build %s: %w", spec.Name, err)
+	}
+	defer l.unlock()
+	log, err := s.newLog(spec.Name, o.Output)
+	if err != nil {
+		return Info{}, fmt.Errorf("template: build %s: %w", spec.Name, err)
+	}
+	b := &builder{store: s, spec: spec, file: f, o: o, log: log, begin: time.Now()}
+	info, err := b.build(ctx)
+	if err != nil {
+		log.printf("%v", err)
+	}
+	err = errors.Join(err, log.close())
+	if err != nil {
+		return Info{}, prefixed(spec.Name, err)
+	}
+	return info, nil
+}
+
+// prefixed says whose build failed, unless the error is one of this package,
+// which begins with its name.
+func prefixed(name string, err error) error {
+	_, step := errors.AsType[*StepError](err)
+	if step || errors.Is(err, ErrSyntax) {
+		return err
+	}
+	return fmt.Errorf("template: build %s: %w", name, err)
+}
+
+// builder is one build.
+type builder struct {
+	store *Store
+	spec  Spec
+	file  *File
+	o     BuildOptions
+	log   *buildLog
+	begin time.Time
+
+	context *copyContext
+	setting setting
+	base    base
+	plan    plan
+	keys    []key // after FROM, and after each step
+	sums    []string
+}
+
+func (b *builder) steps() int { return len(b.plan.steps) + 2 }
+
+func (b *builder) build(ctx context.Context) (Info, error) {
+	var err error
+	if b.context, err = openContext(b.spec.Context); err != nil {
+		return Info{}, err
+	}
+	defer b.context.close()
+	if err := b.prepare(ctx); err != nil {
+		return Info{}, err
+	}
+	if info, ok := b.finished(ctx); ok {
+		return info, nil
+	}
+	m, next, err := b.resume(ctx)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.close()
+	for ; next < len(b.plan.steps); next++ {
+		if err := b.step(ctx, m, next); err != nil {
+			return Info{}, err
+		}
+	}
+	return b.finish(ctx, m)
+}
+
+// prepare finds out what is to be done, and makes the base.
+func (b *builder) prepare(ctx context.Context) (err error) {
+	from, err := b.file.from(b.spec.Args)
+	if err != nil {
+		return err
+	}
+	if err := b.file.checkArgs(b.spec.Args); err != nil {
+		return err
+	}
+	b.setting, err = b.spec.Machine.withDefaults(b.store.opts.Machine).prepare(ctx)
+	if err != nil {
+		return err
+	}
+	b.log.printf("FROM %s", from)
+	b.base, err = b.store.bases.find(ctx, from, b.spec.Context, b.o.Pull, b.log)
+	if err != nil {
+		return err
+	}
+	if b.base.Sum == "" {
+		b.setting.Disk = 0
+	}
+	if b.plan, err = b.file.plan(b.base.Config, b.spec.Args); err != nil {
+		return err
+	}
+	in, err := b.setting.ingredients(ctx, b.base)
+	if err != nil {
+		return err
+	}
+	b.keys, b.sums, err = b.plan.keys(ctx, b.context, in.key())
+	return err
+}
+
+func (s setting) ingredients(ctx context.Context, from base) (ingredients, error) {
+	kernel, err := sumFile(ctx, s.Kernel.Vmlinux)
+	if err != nil {
+		return ingredients{}, fmt.Errorf("kernel: %w", err)
+	}
+	return ingredients{
+		kernel: kernel, initramfs: sumText(string(s.initramfs)), base: from.Sum, cmdline: s.Cmdline,
+		vcpus: s.VCPUs, memory: s.Memory, disk: s.Disk,
+	}, nil
+}
+
+// final is the key of the template.
+func (b *builder) final() key { return b.plan.final(b.keys[len(b.keys)-1], b.spec.Name) }
+
+// finished is the template if it is there and is what is to be built.
+func (b *builder) finished(ctx context.Context) (Info, bool) {
+	info, err := b.store.Get(b.spec.Name)
+	if err != nil || info.Key != string(b.final()) || b.o.NoCache {
+		return Info{}, false
+	}
+	if _, err := b.store.machines.stat(ctx, info.Snapshot); err != nil {
+		return Info{}, false
+	}
+	for k := range b.steps() {
+		b.cached(k)
+	}
+	return info, true
+}
+
+// text is the instruction of a step, from 0.
+func (b *builder) text(k int) string {
+	switch {
+	case k == 0:
+		return "FROM " + b.base.From
+	case k <= len(b.plan.steps):
+		return b.plan.steps[k-1].text
+	}
+	return "capture"
+}
+
+func (b *builder) cached(k int) {
+	b.tell(Progress{Step: k + 1, Text: b.text(k), Done: true, Cached: true})
+}
+
+func (b *builder) tell(p Progress) {
+	p.Steps = b.steps()
+	switch {
+	case p.Cached:
+		b.log.printf("[%d/%d] %s (cached)", p.Step, p.Steps, p.Text)
+	case p.Done:
+		b.log.printf("[%d/%d] done in %.1f s", p.Step, p.Steps, p.Elapsed.Seconds())
+	default:
+		b.log.printf("[%d/%d] %s", p.Step, p.Steps, p.Text)
+	}
+	if b.o.Progress != nil {
+		b.o.Progress(p)
+	}
+}
+
+// do runs a step, from 0, and tells of it.
+func (b *builder) do(k int, fn func(out io.Writer) error) error {
+	b.tell(Progress{Step: k + 1, Text: b.text(k)})
+	begin := time.Now()
+	end := &tail{}
+	if err := fn(io.MultiWriter(b.log, end)); err != nil {
+		e := &StepError{Step: k + 1, Steps: b.steps(), Text: b.text(k), Code: -1, Output: end.lines(), Err: err}
+		if exit, ok := errors.AsType[*client.ExitError](err); ok {
+			e.Code = exit.Code
+		}
+		if k > 0 && k <= len(b.plan.steps) {
+			e.Line = b.plan.steps[k-1].line
+		}
+		return e
+	}
+	b.tell(Progress{Step: k + 1, Text: b.text(k), Done: true, Elapsed: time.Since(begin)})
+	return nil
+}
+
+// resume makes the machine of the last step that is cached, or boots one.
+// next is the step to go on with.
+func (b *builder) resume(ctx context.Context) (m machine, next int, err error) {
+	for k := len(b.keys) - 1; k >= 0 && !b.o.NoCache; k-- {
+		var st stepRecord
+		if b.store.steps.read(string(b.keys[k])+".json", &st) != nil {
+			continue
+		}
+		m, err := b.store.machines.restore(ctx, st.Snapshot)
+		if unusable(err) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		for c := range k + 1 {
+			b.cached(c)
+		}
+		return m, k, nil
+	}
+	err = b.do(0, func(io.Writer) error {
+		image := ""
+		if b.base.Sum != "" {
+			image = b.store.bases.image(b.base)
+		}
+		if m, err = b.store.machines.boot(ctx, b.setting, image); err != nil {
+			return err
+		}
+		if err := b.keep(ctx, m, 0); err != nil {
+			return errors.Join(err, m.close())
+		}
+		return nil
+	})
+	return m, 0, err
+}
+
+// keep stores what step k, from 0, came to.
+func (b *builder) keep(ctx context.Context, m machine, k int) error {
+	info, err := m.save(ctx, fmt.Sprintf("%s, step %d", b.spec.Name, k+1))
+	if err != nil {
+		return err
+	}
+	return b.store.steps.write(string(b.keys[k])+".json", stepRecord{Snapshot: info.ID, Text: b.text(k), Created: info.Created})
+}
+
+// step runs step k of the plan.
+func (b *builder) step(ctx context.Context, m machine, k int) error {
+	s := b.plan.steps[k]
+	return b.do(k+1, func(out io.Writer) error {
+		var err error
+		switch s.kind {
+		case stepRun:
+			err = m.run(ctx, command{argv: s.argv, env: s.env, dir: s.dir, user: s.user}, out)
+		case stepCopy:
+			err = b.copy(ctx, m.files(ctx), s, b.sums[k])
+		case stepWorkdir:
+			err = m.files(ctx).MkdirAll(s.dest, 0o755)
+		}
+		if err != nil {
+			return err
+		}
+		return b.keep(ctx, m, k+1)
+	})
+}
+
+// finish starts what is to be captured running, and captures it.
+func (b *builder) finish(ctx context.Context, m machine) (Info, error) {
+	var stored snapshot.Info
+	err := b.do(b.steps()-1, func(out io.Writer) error {
+		if err := b.start(ctx, m, out); err != nil {
+			return err
+		}
+		var err error
+		stored, err = m.save(ctx, b.spec.Name)
+		return err
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	info := b.info(stored)
+	old, _ := b.store.Get(b.spec.Name) // there need not be one
+	if err := b.store.names.write(b.spec.Name+".json", info); err != nil {
+		return Info{}, err
+	}
+	b.log.only()
+	// What is not needed any more costs space and nothing else: Prune gets it.
+	if old.Snapshot != "" {
+		_ = b.store.machines.delete(ctx, old.Snapshot)
+	}
+	return info, nil
+}
+
+func (b *builder) info(stored snapshot.Info) Info {
+	info := Info{
+		Name: b.spec.Name, Snapshot: stored.ID, Key: string(b.final()), Created: stored.Created,
+		From: b.base.From, Source: string(b.spec.Source), Config: b.plan.config,
+		Memory: b.setting.Memory, Disk: b.setting.Disk, VCPUs: b.setting.VCPUs, Kernel: stored.Kernel.Version,
+		Base: b.base.Size, Stored: stored.Stored, BuildSeconds: time.Since(b.begin).Seconds(), Log: b.log.path,
+	}
+	for _, k := range b.keys {
+		info.Steps = append(info.Steps, string(k))
+	}
+	return info
+}
+
+// start starts the command of CMD, waits until it is ready, and leaves the
+// machine as it is best captured.
+func (b *builder) start(ctx context.Context, m machine, out io.Writer) error {
+	p := b.plan
+	if p.start == nil {
+		return b.warm(ctx, m)
+	}
+	run := command{argv: p.start, env: p.config.Env, dir: p.config.Workdir, user: p.config.User}
+	proc, err := m.start(ctx, run)
+	if err != nil {
+		return fmt.Errorf("CMD: %w", err)
+	}
+	if p.check != nil {
+		run.argv = p.check
+		err = b.ready(ctx, m, proc, run, out)
+	}
+	if err == nil {
+		err = b.warm(ctx, m)
+	}
+	if err == nil {
+		_, err = alive(ctx, proc)
+	}
+	if err != nil {
+		proc.output(ctx, out)
+	}
+	return err
+}
+
+// alive tells whether a command has ended, and fails if it did so badly.
+func alive(ctx context.Context, p process) (ended bool, err error) {
+	ended, err = p.ended(ctx)
+	if err != nil && ended {
+		return true, fmt.Errorf("CMD ended: %s: %w", describe(err), err)
+	}
+	return ended, err
+}
+
+// checkTimeout is how long one run of a check may take.
+const checkTimeout = 30 * time.Second
+
+// ErrNotReady: the start command did not become ready in time.
+var ErrNotReady = errors.New("the HEALTHCHECK has not succeeded")
+
+// ready runs the check until it succeeds.
+func (b *builder) ready(ctx context.Context, m machine, p process, check command, out io.Writer) error {
+	check.timeout = checkTimeout
+	deadline := time.NewTimer(b.store.checkFor)
+	defer deadline.Stop()
+	tick := time.NewTicker(b.store.checkEvery)
+	defer tick.Stop()
+	for {
+		err := m.run(ctx, check, out)
+		if err == nil {
+			return nil
+		}
+		if _, failed := errors.AsType[*client.ExitError](err); !failed {
+			return fmt.Errorf("HEALTHCHECK: %w", err)
+		}
+		if _, err := alive(ctx, p); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-deadline.C:
+			return fmt.Errorf("%w for %v: the last time %s: %w", ErrNotReady, b.store.checkFor, describe(err), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// warm has the guest write what is to be on its disk, and run a command: the
+// first of each fork is quicker then.
+func (b *builder) warm(ctx context.Context, m machine) error {
+	err := m.run(ctx, command{argv: []string{"/bin/sh", "-c", "sync"}}, io.Discard)
+	_, ended := errors.AsType[*client.ExitError](err)
+	_, refused := errors.AsType[*client.StartError](err)
+	if ended || refused {
+		return nil // it has no shell, or no sync: it will do without
+	}
+	return err
+}
+
+func (s *Store) logDir(name string) string { return filepath.Join(s.path("logs"), name) }
