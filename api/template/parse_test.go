@@ -230,6 +230,13 @@ func TestPlanRefuses(t *testing.T) {
 	}
 }
 
+func TestPathOfABaseThatHasNone(t *testing.T) {
+	p := planOf(t, "FROM a\nENV PATH=/mine:$PATH", nil)
+	if want := []string{"PATH=/mine:" + guestPath}; !cmp.Equal(p.config.Env, want) {
+		t.Errorf("%q, want %q", p.config.Env, want)
+	}
+}
+
 func TestArgHiddenByEnv(t *testing.T) {
 	p := planOf(t, "FROM a\nARG A=arg\nRUN one\nENV A=env\nRUN two", nil)
 	if got := p.steps[0].env; !cmp.Equal(got, []string{"A=arg"}) {

@@ -176,7 +176,10 @@ func (p *planner) word(in *instruction, w string) (string, error) {
 		if v, ok := p.args[name]; ok {
 			return v, true
 		}
-		return guestPath, name == "PATH"
+		if name == "PATH" {
+			return guestPath, true
+		}
+		return "", false
 	})
 	switch {
 	case err != nil:
