@@ -27,7 +27,7 @@ const PageSize = 4096
 type Layer struct {
 	file   *os.File
 	size   int64
-	memory bool // the file is anonymous memory, or of a tmpfs
+	memory bool // see InMemory
 	refs   atomic.Int64
 	kept   keptForms
 }
@@ -39,14 +39,19 @@ func NewLayer(f *os.File, size int64) (*Layer, error) {
 	if size <= 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("snapshot: layer of %d bytes: not a positive multiple of %d", size, PageSize)
 	}
-	_, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0) // which only files in memory have
-	l := &Layer{file: f, size: size, memory: err == nil}
+	l := &Layer{file: f, size: size, memory: InMemory(f)}
 	l.refs.Store(1)
 	return l, nil
 }
 
-// InMemory tells whether the layer is memory: then reading it waits for no
+// InMemory tells whether a file is memory, so that no access to it waits for a
 // disk, unless it was swapped out.
+func InMemory(f *os.File) bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &st) == nil && (st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC)
+}
+
+// InMemory tells whether the layer is memory, see the function.
 func (l *Layer) InMemory() bool { return l.memory }
 
 // FD is the descriptor to map. It is valid while the caller holds a reference.

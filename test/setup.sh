@@ -2,7 +2,7 @@
 # Sets up a Debian machine: the packages, and the guest kernels in the cache.
 #
 #   test/setup.sh demo   what 'make demo' needs: QEMU for the lab, the stock kernel
-#   test/setup.sh test   that, a C compiler for the race detector, iasl, checkers of file systems, and the minimal kernel
+#   test/setup.sh test   that, a C compiler for the race detector, iasl, checkers of file systems, fio for the benchmarks, and the minimal kernel
 #   test/setup.sh kernel the minimal kernel alone
 #
 # As root it installs what is missing; for others it says what that is.
@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 demo="qemu-system-x86 e2fsprogs"
-tools="gcc libc6-dev acpica-tools erofs-utils e2fsck-static"
+tools="gcc libc6-dev acpica-tools erofs-utils e2fsck-static fio"
 
 say() { echo "setup: $*" >&2; }
 

@@ -16,7 +16,8 @@ import (
 // which pages those are. What is in the file of others means nothing.
 type top struct {
 	file   *os.File
-	memory bool // the file is anonymous memory, and can be sealed
+	memory bool // no access waits for a disk
+	seals  bool // the file can be sealed
 	size   int64
 	cover  *cover
 }
@@ -32,7 +33,7 @@ func newTop(dir string, size int64) (*top, error) {
 		file.Close()
 		return nil, fmt.Errorf("disk: file for what is written: %w", err)
 	}
-	return &top{file, dir == "", size, newCover(size / pageSize)}, nil
+	return &top{file, snapshot.InMemory(file), dir == "", size, newCover(size / pageSize)}, nil
 }
 
 func newFile(dir string) (*os.File, error) {
@@ -159,7 +160,7 @@ func (t *top) close() { t.file.Close() }
 
 // seal makes a layer of the top, which must not be used afterwards.
 func (t *top) seal() (*snapshot.Layer, error) {
-	if t.memory { // of a file without a name nobody else has a descriptor
+	if t.seals { // of a file without a name nobody else has a descriptor
 		// FUTURE_WRITE, as there is no mapping: WRITE looks at every page, and
 		// fails if the kernel happens to hold one.
 		const seals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL

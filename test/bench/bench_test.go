@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/forkvm/forkvm/test/bench/result"
 )
 
 func TestOptions(t *testing.T) {
@@ -271,5 +273,27 @@ func TestLabBringsWhatScenariosNeed(t *testing.T) {
 	line := strings.Join(cmd.Args[1:], " ")
 	if !strings.HasPrefix(line, "run ") || !strings.Contains(line, "--file "+qemu) || !strings.Contains(line, " linux --rounds 2") {
 		t.Error(line)
+	}
+}
+
+// TestRecordOfDisks reads what a guest says of fio's jobs among other lines.
+func TestRecordOfDisks(t *testing.T) {
+	var said strings.Builder
+	said.WriteString("some line of the kernel's\n")
+	for i, j := range fioJobs {
+		fmt.Fprintf(&said, "[    0.1] %s %s %d\r\n", fioLine, j.name, (i+1)*1000)
+	}
+	r := result.NewRecorder()
+	if err := record(strings.NewReader(said.String()), r, forkvmDisk); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range r.Series {
+		if s.Metric != fioJobs[i].name || s.Scenario != forkvmDisk || len(s.Samples) != 1 || s.Samples[0] != int64(i+1)*1000 {
+			t.Errorf("series %d: %+v", i, s)
+		}
+	}
+	short := said.String()[:said.Len()/2]
+	if err := record(strings.NewReader(short), result.NewRecorder(), forkvmDisk); err == nil || !strings.Contains(err.Error(), "of the kernel's") {
+		t.Errorf("half of it: %v", err)
 	}
 }

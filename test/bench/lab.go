@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,12 @@ func labRun(ctx context.Context, o options, args []string) (*exec.Cmd, error) {
 	}
 	for _, name := range firmware {
 		files = append(files, filepath.Join(qemuShare, name))
+	}
+	if image, err := fioImageFor(ctx); err == nil {
+		files = append(files, image)
+		args = append(args, "--fio", image)
+	} else {
+		fmt.Fprintln(os.Stderr, "no image with fio:", err)
 	}
 	run := []string{"run"}
 	for _, f := range files {

@@ -27,6 +27,7 @@ const (
 // scenario is one thing to measure. A round runs each once.
 type scenario struct {
 	name string
+	most int // rounds; 0 for all
 	run  func(ctx context.Context, r *result.Recorder) error
 }
 
@@ -78,9 +79,15 @@ func pick(o options, ours *forkvm, stored *disk, q *qemu) []scenario {
 		snapshotDisk: stored.snapshot,
 		restoreDisk:  stored.restore,
 	}
+	disks := &fio{q: q, dir: stored.dir, image: o.fioImage}
+	runs[forkvmDisk], runs[qemuDisk] = disks.ours, disks.theirs
 	var list []scenario
 	for _, name := range o.scenarios {
-		list = append(list, scenario{name, runs[name]})
+		s := scenario{name: name, run: runs[name]}
+		if name == forkvmDisk || name == qemuDisk {
+			s.most = fioRounds // each takes long, and measures for seconds
+		}
+		list = append(list, s)
 	}
 	return list
 }
@@ -92,7 +99,7 @@ func runRounds(ctx context.Context, o options, list []scenario, r *result.Record
 	for round := range o.warmup + rounds {
 		r.Off = round < o.warmup
 		for _, s := range list {
-			if r.Failed[s.name] != nil {
+			if r.Failed[s.name] != nil || s.most > 0 && round >= o.warmup+s.most || s.most > 0 && r.Off {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "round %d of %d: %s\n", round+1, o.warmup+rounds, s.name)

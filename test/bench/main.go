@@ -37,6 +37,9 @@ const floorVerb = "floor"
 const usage = "usage: bench all|native|linux|lab [flags]    (bench all --help lists them)"
 
 func main() {
+	if os.Args[0] == diskInit {
+		runDiskInit()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:])
 	stop()

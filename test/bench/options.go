@@ -31,6 +31,7 @@ type options struct {
 	kernel    string
 	agent     string
 	qemu      string
+	fioImage  string
 	cmdline   string
 	memoryMiB int
 	forks     []int
@@ -41,7 +42,7 @@ type options struct {
 }
 
 // scenarioNames are the scenarios of Linux guests, in the order of a round.
-var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset, snapshotDisk, restoreDisk}
+var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset, snapshotDisk, restoreDisk, forkvmDisk, qemuDisk}
 
 // partNames are the parts of all, in their order.
 var partNames = []string{"native", "linux", "lab"}
@@ -70,6 +71,7 @@ func parseOptions(args []string) (options, error) {
 	fs.StringVar(&o.kernel, "kernel", defaultKernel(), "guest `kernel`, as forkvm takes it ($"+kernelVariable+" if it runs on this machine's KVM)")
 	fs.StringVar(&o.agent, "agent", "", "`program` that becomes the guest's agent (default forkvm-agent beside this one)")
 	fs.StringVar(&o.qemu, "qemu", "qemu-system-x86_64", "QEMU `program`")
+	fs.StringVar(&o.fioImage, "fio", "", "root file system `image` with fio (default: made of this machine's)")
 	fs.StringVar(&o.cmdline, "cmdline", os.Getenv("FORKVM_CMDLINE"), "`options` to append to every guest's command line ($FORKVM_CMDLINE)")
 	fs.IntVar(&o.memoryMiB, "memory", 256, "memory of every Linux guest in `MiB`")
 	fs.DurationVar(&o.settle, "settle", 500*time.Millisecond, "Linux guests: pause before each measurement, for what the one before left to the kernel")
