@@ -246,6 +246,7 @@ func (b *builder) finished(ctx context.Context) (Info, bool) {
 	for k := range b.steps() {
 		b.cached(k)
 	}
+	b.log.drop()
 	return info, true
 }
 

@@ -62,6 +62,9 @@ func (l *buildLog) printf(format string, args ...any) {
 	}
 }
 
+// drop removes the log itself: it is that of a build that did nothing.
+func (l *buildLog) drop() { _ = os.Remove(l.path) }
+
 // only removes the logs of builds before.
 func (l *buildLog) only() {
 	others, _ := filepath.Glob(filepath.Join(filepath.Dir(l.path), "*"+logSuffix)) // the pattern is good

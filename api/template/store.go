@@ -198,8 +198,8 @@ func (s *Store) List() ([]Info, error) {
 	return infos, errors.Join(errs...)
 }
 
-// Log returns what the last build of a template printed, successful or not. It
-// fails with ErrNotFound if there is nothing of it.
+// Log returns what the last build of a template printed, successful or not, in
+// which there was something to do. It fails with ErrNotFound if there is nothing of it.
 func (s *Store) Log(name string) ([]byte, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err

@@ -51,6 +51,7 @@ type machineFlags struct {
 	cpus        int
 	cmdline     string
 	bootTimeout time.Duration
+	disks       []vmm.Disk
 }
 
 func addMachineFlags(cmd *cobra.Command) *machineFlags {
@@ -77,7 +78,7 @@ func (m *machineFlags) boot(ctx context.Context, stderr io.Writer, content initr
 	}
 	cfg := vmm.Config{
 		Kernel: kernel.Vmlinux, Initramfs: archive, Cmdline: m.cmdline,
-		VCPUs: m.cpus, Memory: int64(m.memory), KVM: m.kvm,
+		VCPUs: m.cpus, Memory: int64(m.memory), Disks: m.disks, KVM: m.kvm,
 	}
 	cfg.Console, cfg.Trace = m.watch(stderr)
 	ctx, cancel := context.WithTimeout(ctx, m.bootTimeout)

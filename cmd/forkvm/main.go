@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/forkvm/forkvm/api/template"
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
@@ -67,7 +68,7 @@ Standard output is data, standard error is progress and errors.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newDemo(), newBench(),
+	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newTemplate(), newDemo(), newBench(),
 		newDoctor(), newKernel(), newVersion(), newDemoGuest(), newBenchFloor())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -90,6 +91,8 @@ func hint(err error) string {
 		return " (try: --console to see how far the guest came)"
 	case errors.Is(err, snapshot.ErrNotFound):
 		return " (try: forkvm snapshot ls)"
+	case errors.Is(err, template.ErrNotFound):
+		return " (try: forkvm template ls)"
 	case errors.Is(err, snapshot.ErrNoSpace):
 		return " (try: forkvm snapshot rm, forkvm snapshot gc)"
 	case errors.Is(err, vmm.ErrKernelTooBig), errors.Is(err, vmm.ErrInitrdTooBig):

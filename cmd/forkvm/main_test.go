@@ -88,6 +88,7 @@ func runScripts(t *testing.T, dir string) {
 				}
 			}
 			env.Setenv("FORKVM_STORE", filepath.Join(env.WorkDir, "store"))
+			env.Setenv("FORKVM_TEMPLATES", filepath.Join(env.WorkDir, "templates"))
 			return nil
 		},
 	})

@@ -18,7 +18,8 @@ func newRun(sig *signals) *cobra.Command {
 		Use:   "run [flags] [-- COMMAND ARGS...]",
 		Short: "Boot a machine, run a command in it, and power it off",
 		Long: `Boot a machine, run a command in it with this program's standard streams, end with
-its exit code, and power the machine off. No shell reads the command unless it is
+its exit code, and power the machine off. With --template nothing boots: the machine is
+a fork of one that was set up before, see 'forkvm template'. No shell reads the command unless it is
 one. Without a command, and at a terminal, run a shell. Standard input is passed on
 if it is no terminal, or with -i.
 
@@ -31,19 +32,26 @@ Signals to forkvm go to the command; the third of a kind ends the machine.
 		Example: `  forkvm run -- uname -a
   echo hello | forkvm run -- tr a-z A-Z
   forkvm run -it --memory 1G --cpus 2 --save=mine
-  forkvm run --file ./prog:/bin/prog --timeout 10s -- prog`,
+  forkvm run --file ./prog:/bin/prog --timeout 10s -- prog
+  forkvm run --template python -- python3 -c 'print(6 * 7)'`,
 		Args: cobra.ArbitraryArgs,
 	}
 	m, g := addMachineFlags(cmd), addGuestFlags(cmd)
-	files := addFileFlag(cmd)
+	files, t := addFileFlag(cmd), addTemplateFlags(cmd)
 	cmd.Flags().SetInterspersed(false) // flags after COMMAND are the command's
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		files, err := parseFiles(*files)
 		if err != nil {
 			return err
 		}
+		if err := t.check(cmd); err != nil {
+			return err
+		}
 		return g.run(cmd.Context(), sig, args, "forkvm run", func(ctx context.Context) (*vmm.VM, error) {
-			return m.boot(ctx, os.Stderr, initrd.Config{HostFiles: files})
+			if t.name != "" {
+				return t.start(ctx, m, g.command)
+			}
+			return t.bootWithDisk(ctx, m, initrd.Config{HostFiles: files})
 		})
 	}
 	return cmd
