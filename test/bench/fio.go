@@ -25,7 +25,6 @@ const (
 
 	// fioDiskSize is the size of the disk that is written.
 	fioDiskSize = 128 << 20
-	fioRounds   = 3
 )
 
 // fio measures the disks of guests that boot the same kernel and initramfs, have the

@@ -85,7 +85,7 @@ func pick(o options, ours *forkvm, stored *disk, q *qemu) []scenario {
 	for _, name := range o.scenarios {
 		s := scenario{name: name, run: runs[name]}
 		if name == forkvmDisk || name == qemuDisk {
-			s.most = fioRounds // each takes long, and measures for seconds
+			s.most = o.fioRounds()
 		}
 		list = append(list, s)
 	}

@@ -106,6 +106,14 @@ func (o options) linuxRounds() int {
 	return 20
 }
 
+// fioRounds is how often to run fio, which takes long and measures for seconds.
+func (o options) fioRounds() int {
+	if o.quick {
+		return 1
+	}
+	return min(o.linuxRounds(), 5)
+}
+
 // list is a flag for some of the names, which are put in their order.
 func list(fs *flag.FlagSet, to *[]string, flagName, of string, names []string) {
 	what := fmt.Sprintf("%s: comma-separated `names` (default all: %s)", of, strings.Join(names, ","))
