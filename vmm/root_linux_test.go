@@ -346,6 +346,10 @@ func TestRootIsChanged(t *testing.T) {
 		}
 	}
 	check(vm)
+	renamed, err := files.Stat("/srv/renamed")
+	if err != nil {
+		t.Fatal(err)
+	}
 	output(t, vm, "sync")
 	e2fsck(t, vm, 1)
 	data := filepath.Join(t.TempDir(), "data")
@@ -355,6 +359,9 @@ func TestRootIsChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeVM(t, again)
+	if after, err := again.Agent().FS().Stat("/srv/renamed"); err != nil || after.Sys().(client.Sys).Inode != renamed.Sys().(client.Sys).Inode {
+		t.Errorf("the renamed directory: %+v, %v; it was %+v", after, err, renamed)
+	}
 	check(again)
 	e2fsck(t, again, 1)
 }
