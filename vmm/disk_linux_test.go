@@ -18,7 +18,7 @@ import (
 // withDisks has a file system on /dev/vda, which is mounted, and zeros on
 // /dev/vdb and, only to be read, on /dev/vdc.
 var withDisks = &guestKind{kernel: "minimal", vcpus: 1, disks: func(dir string) ([]Disk, error) {
-	image := filepath.Join(dir, fmt.Sprintf("forkvm-test-%d.ext4", os.Getpid()))
+	image := filepath.Join(dir, "data.ext4")
 	if err := ext4.Write(image, 32<<20, ext4.Options{UUID: [16]byte{1}, Label: "data"}); err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,8 +28,15 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == guestHelper {
 		os.Exit(helperMain(os.Args[1:]))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if dir, err := sharedDir(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
 }
+
+// sharedDir is for the files of guests that several tests use.
+var sharedDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "forkvm-test-") })
 
 const (
 	guestHelper  = "guest-helper"

@@ -118,9 +118,15 @@ func (k *guestKind) config(ctx context.Context) (Config, error) {
 		Cmdline: os.Getenv("FORKVM_CMDLINE"),
 	}
 	if k.disks != nil {
-		cfg.Disks, err = k.disks(os.TempDir())
+		dir, err := sharedDir()
+		if err != nil {
+			return Config{}, err
+		}
+		if cfg.Disks, err = k.disks(dir); err != nil {
+			return Config{}, err
+		}
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 // fork is a machine of its own for one test.

@@ -86,11 +86,11 @@ func rootConfig(ctx context.Context, kernel string) (Config, error) {
 
 // rootImages makes the two images, once.
 var rootImages = sync.OnceValues(func() (paths [2]string, err error) {
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("forkvm-test-root-%d", os.Getpid()))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := sharedDir()
+	if err != nil {
 		return paths, err
 	}
-	paths = [2]string{filepath.Join(dir, "base.erofs"), filepath.Join(dir, "data.ext4")}
+	paths = [2]string{filepath.Join(dir, "root-base.erofs"), filepath.Join(dir, "root-data.ext4")}
 	archive, err := rootArchive()
 	if err == nil {
 		_, err = rootfs.Build(context.Background(), paths[0], rootfs.Tar(archive), rootfs.Options{UUID: [16]byte{7}})
