@@ -58,6 +58,9 @@ type Device struct {
 	quiet    bool            // between Quiesce and Resume
 	workers  int             // goroutines that serve requests, and vCPUs that do
 	starting bool            // one of these has not looked for a request yet
+	asked    int             // notifications that could be served promptly
+	burst    int             // requests popped since no goroutine served any
+	deep     bool            // of the last goroutines that served: more than one request
 	inFlight int             // requests popped and not done with, interrupt included
 	idle     sync.Cond       // inFlight has become 0, or Quiesce was taken back
 	stats    Stats
@@ -189,7 +192,9 @@ func (d *Device) Resume() {
 func (d *Device) Notify(int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.servePromptly()
+	if d.prompt() {
+		d.servePromptly()
+	}
 	d.look()
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -338,4 +339,75 @@ func queuesAtOnce(t *testing.T, backend func(*disk) blk.Backend) {
 	if got := g.dev.Stats(); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
+}
+
+// bystander is a disk that notes whether it is asked on the thread that notified.
+type bystander struct {
+	*disk
+	mu     sync.Mutex
+	prompt int // calls on that thread
+	other  int
+}
+
+func (w *bystander) TryReadAt(bufs [][]byte, off int64) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if bytes.Contains(debug.Stack(), []byte("servePromptly")) {
+		w.prompt++
+	} else {
+		w.other++
+	}
+	return w.memory.TryReadAt(bufs, off)
+}
+
+func (w *bystander) TryWriteAt([][]byte, int64) (bool, error) { return false, nil }
+
+// counts are the calls since the last counts.
+func (w *bystander) counts() (prompt, other int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	prompt, other = w.prompt, w.other
+	w.prompt, w.other = 0, 0
+	return prompt, other
+}
+
+// A driver that has one request at a time is answered at once, but for a few
+// by which is found out whether it still has. One with several notifies for the
+// first and may go on, until it has one at a time again.
+func TestPromptnessFollowsTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w *bystander
+		g := coldOn(t, blk.Config{}, 4<<20, func(d *disk) blk.Backend {
+			w = &bystander{disk: d}
+			return w
+		})
+		g.start(t, everything)
+		ask := func(times, together int) {
+			for range times {
+				var all []pending
+				for range together {
+					all = append(all, g.request(0, header(typeIn, 1), sector))
+				}
+				g.Kick(0)
+				synctest.Wait()
+				for _, p := range all {
+					if status, _ := g.answer(t, 0, p); status != statusOK {
+						t.Fatalf("status %d", status)
+					}
+				}
+			}
+		}
+		ask(200, 1)
+		if prompt, other := w.counts(); prompt+other != 200 || other > 4 {
+			t.Errorf("one at a time: %d on the driver's thread, %d elsewhere", prompt, other)
+		}
+		ask(200, 4)
+		if prompt, other := w.counts(); prompt+other != 800 || prompt > 4*64 {
+			t.Errorf("four at a time: %d on the driver's thread, %d elsewhere", prompt, other)
+		}
+		ask(200, 1)
+		if prompt, other := w.counts(); prompt+other != 200 || other > 5 {
+			t.Errorf("one at a time again: %d on the driver's thread, %d elsewhere", prompt, other)
+		}
+	})
 }

@@ -13,6 +13,10 @@ const (
 	// the time that another thread takes to wake.
 	promptBytes    = 128 << 10
 	promptRequests = 32
+
+	// probeEvery is how many notifications are served promptly before a
+	// goroutine is left to look how many requests gather meanwhile.
+	probeEvery = 64
 )
 
 // requests are those that nobody uses. They are shared by all devices, so that
@@ -36,6 +40,9 @@ func (d *Device) look() {
 		}
 	}
 	if more {
+		if d.workers == 0 {
+			d.burst = 0
+		}
 		d.workers++
 		d.starting = true
 		go d.newRequest().run()
@@ -77,17 +84,30 @@ func (d *Device) work(r *request) {
 		d.finish(r)
 	}
 	d.workers--
+	if d.workers == 0 {
+		d.deep = d.burst > 1
+	}
 	d.look()
 	d.mu.Unlock()
 	r.free()
 }
 
+// prompt tells whether to serve on the thread that notifies. A driver with one
+// request at a time waits for each, so that the sooner it has the answer the
+// better. One with several has more for us if it may go on, and then needs to
+// notify once and be interrupted once for all of them. Which one it is shows
+// only if it may go on, so that is tried now and then.
+func (d *Device) prompt() bool {
+	if d.trier == nil || d.deep {
+		return false
+	}
+	d.asked++
+	return d.asked%probeEvery != 0
+}
+
 // servePromptly serves a few requests on the thread of a vCPU, as long as the
 // backend need not wait. One for which it must goes to a goroutine.
 func (d *Device) servePromptly() {
-	if d.trier == nil {
-		return
-	}
 	left := uint64(promptBytes)
 	for range promptRequests {
 		if d.starting || d.workers == maxInFlight || left == 0 {
@@ -135,6 +155,7 @@ func (d *Device) pop(r *request) bool {
 		if c != nil {
 			r.take(q, c, d.act.Features&featureFlush == 0)
 			d.inFlight++
+			d.burst++
 			return true
 		}
 	}
