@@ -3,6 +3,7 @@
 
 GO   ?= go
 ARGS ?=
+DEMO ?=
 
 FUZZTIME ?= 10m
 PACKAGES ?= ./...
@@ -32,9 +33,19 @@ setup: build ## install the Debian packages that the tests need, fetch and build
 kernel: ## build the minimal guest kernel (about 4 minutes, once)
 	@sh test/setup.sh kernel
 
-demo: build ## boot a machine, fork it 8 times, show that each goes its own way
+# What DEMO=python forks: here where this machine's KVM runs Linux, and else on
+# a disk of the lab's that is there in its place.
+DEMO_TEMPLATES = $${FORKVM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/forkvm}/demo-templates
+
+demo: build ## boot a machine, fork it 8 times, show that each goes its own way (DEMO=python: run tests in forks of a template)
+ifeq ($(DEMO),python)
+	@sh test/setup.sh python "$(DEMO_TEMPLATES)"
+	@bin/lab run --disk "$(DEMO_TEMPLATES).ext4:$(DEMO_TEMPLATES)" --file $(CURDIR)/bin/forkvm-agent -- \
+		bin/forkvm demo python --templates "$(DEMO_TEMPLATES)" $(ARGS)
+else
 	@sh test/setup.sh demo
 	@bin/lab run -- bin/forkvm demo $(ARGS)
+endif
 
 bench: setup ## forks, boots, restores, beside their floor, QEMU and gokvm (docs/benchmarks.md)
 	@$(GO) build -trimpath -ldflags "-s -w -X main.commit=$$(git describe --always --dirty --abbrev=12)" -o bin/ ./test/bench

@@ -3,6 +3,8 @@
 #
 #   test/setup.sh demo   what 'make demo' needs: QEMU for the lab, the stock kernel
 #   test/setup.sh test   that, a C compiler for the race detector, iasl, checkers of file systems, fio for the benchmarks, and the minimal kernel
+#   test/setup.sh python DIR   what 'make demo DEMO=python' needs: mmdebstrap, and in DIR and on a
+#                              disk for the lab, DIR.ext4, the image that the python template is made from
 #   test/setup.sh kernel the minimal kernel alone
 #
 # As root it installs what is missing; for others it says what that is.
@@ -51,11 +53,20 @@ test)
 	bin/forkvm kernel fetch >&2
 	minimal >&2
 	;;
+python)
+	packages $demo mmdebstrap
+	bin/forkvm kernel fetch >&2
+	bin/forkvm template fetch --templates "$2" python >&2
+	if [ ! "$2.ext4" -nt "$2/bases" ]; then
+		rm -f "$2.ext4"
+		PATH="$PATH:/usr/sbin:/sbin" mke2fs -q -t ext4 -d "$2" "$2.ext4" 12G >&2
+	fi
+	;;
 kernel)
 	minimal
 	;;
 *)
-	say "usage: $0 demo|test|kernel"
+	say "usage: $0 demo|test|python DIR|kernel"
 	exit 2
 	;;
 esac

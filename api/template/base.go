@@ -77,7 +77,7 @@ func (b *bases) make(ctx context.Context, from, dir string, log io.Writer) (base
 	path := filepath.Join(tmp, "erofs")
 	info, err := build(ctx, path, tmp, from, dir, log)
 	if err != nil {
-		return base{}, fmt.Errorf("template: FROM %s: %w", from, err)
+		return base{}, fmt.Errorf("FROM %s: %w", from, err)
 	}
 	made := base{Sum: hex.EncodeToString(info.Sum[:]), Size: info.Size, Config: configOf(info.Config), From: from}
 	if b.has(made) {

@@ -144,6 +144,25 @@ func prefixed(name string, err error) error {
 	return fmt.Errorf("template: build %s: %w", name, err)
 }
 
+// Fetch makes the image of what FROM names, or finds that it is there, and
+// returns its size in bytes. It needs no KVM: a build on another machine, which
+// has the same directory, may. Output gets what programs print.
+func (s *Store) Fetch(ctx context.Context, from string, output io.Writer) (int64, error) {
+	l, err := waitLock(ctx, s.path("lock"), shared)
+	if err != nil {
+		return 0, fmt.Errorf("template: fetch %s: %w", from, err)
+	}
+	defer l.unlock()
+	if output == nil {
+		output = io.Discard
+	}
+	b, err := s.bases.find(ctx, from, "", false, output)
+	if err != nil {
+		return 0, fmt.Errorf("template: fetch: %w", err)
+	}
+	return b.Size, nil
+}
+
 // builder is one build.
 type builder struct {
 	store *Store
@@ -197,7 +216,7 @@ func (b *builder) prepare(ctx context.Context) (err error) {
 	if err := b.file.checkArgs(b.spec.Args); err != nil {
 		return err
 	}
-	b.setting, err = b.spec.Machine.withDefaults(b.store.opts.Machine).prepare(ctx)
+	b.setting, err = b.store.machines.prepare(ctx, b.spec.Machine.withDefaults(b.store.opts.Machine))
 	if err != nil {
 		return err
 	}
@@ -212,23 +231,15 @@ func (b *builder) prepare(ctx context.Context) (err error) {
 	if b.plan, err = b.file.plan(b.base.Config, b.spec.Args); err != nil {
 		return err
 	}
-	in, err := b.setting.ingredients(ctx, b.base)
-	if err != nil {
-		return err
-	}
-	b.keys, b.sums, err = b.plan.keys(ctx, b.context, in.key())
+	b.keys, b.sums, err = b.plan.keys(ctx, b.context, b.setting.ingredients(b.base).key())
 	return err
 }
 
-func (s setting) ingredients(ctx context.Context, from base) (ingredients, error) {
-	kernel, err := sumFile(ctx, s.Kernel.Vmlinux)
-	if err != nil {
-		return ingredients{}, fmt.Errorf("kernel: %w", err)
-	}
+func (s setting) ingredients(from base) ingredients {
 	return ingredients{
-		kernel: kernel, initramfs: sumText(string(s.initramfs)), base: from.Sum, cmdline: s.Cmdline,
+		kernel: s.kernel, initramfs: sumText(string(s.initramfs)), base: from.Sum, cmdline: s.Cmdline,
 		vcpus: s.VCPUs, memory: s.Memory, disk: s.Disk,
-	}, nil
+	}
 }
 
 // final is the key of the template.

@@ -20,6 +20,8 @@ import (
 // machines is what a build needs of the world of machines; tests have one of
 // their own.
 type machines interface {
+	// prepare finds what a machine is booted from.
+	prepare(ctx context.Context, m Machine) (setting, error)
 	// boot starts a machine on the image of a base, "" for none.
 	boot(ctx context.Context, s setting, image string) (machine, error)
 	// restore lets a stored machine go on. An error that unusable is true of
@@ -132,19 +134,7 @@ func first[T comparable](values ...T) T {
 type setting struct {
 	Machine
 	initramfs []byte
-}
-
-// prepare finds the kernel and packs the initramfs.
-func (m Machine) prepare(ctx context.Context) (setting, error) {
-	if m.Kernel == nil {
-		k, err := initrd.FindKernel(ctx, "")
-		if err != nil {
-			return setting{}, err
-		}
-		m.Kernel = k
-	}
-	archive, err := initrd.Pack(ctx, initrd.Config{Kernel: m.Kernel, Agent: m.Agent, Modules: initrd.DiskModules})
-	return setting{m, archive}, err
+	kernel    string // the sum of its image
 }
 
 // bootTimeout is how long a guest may take to boot or to be restored.
@@ -163,6 +153,25 @@ const (
 	baseDisk = "base"
 	dataDisk = "data"
 )
+
+func (v *vmMachines) prepare(ctx context.Context, m Machine) (setting, error) {
+	if m.Kernel == nil {
+		k, err := initrd.FindKernel(ctx, "")
+		if err != nil {
+			return setting{}, err
+		}
+		m.Kernel = k
+	}
+	archive, err := initrd.Pack(ctx, initrd.Config{Kernel: m.Kernel, Agent: m.Agent, Modules: initrd.DiskModules})
+	if err != nil {
+		return setting{}, err
+	}
+	sum, err := sumFile(ctx, m.Kernel.Vmlinux)
+	if err != nil {
+		return setting{}, fmt.Errorf("kernel: %w", err)
+	}
+	return setting{m, archive, sum}, nil
+}
 
 func (v *vmMachines) boot(ctx context.Context, s setting, image string) (machine, error) {
 	cfg := vmm.Config{

@@ -27,7 +27,7 @@ These need no file and are built when they are first used: base, which has only 
 forkvm brings; debian; and python, which is Debian with Python, pip, pytest and git.
 The last two are made of Debian's packages and need mmdebstrap, for building only.`,
 	}
-	cmd.AddCommand(newTemplateBuild(), newTemplateList(), newTemplateInspect(), newTemplateLog(), newTemplateRemove(), newTemplatePrune())
+	cmd.AddCommand(newTemplateBuild(), newTemplateList(), newTemplateInspect(), newTemplateLog(), newTemplateRemove(), newTemplatePrune(), newTemplateFetch())
 	return cmd
 }
 
@@ -198,6 +198,28 @@ func buildOptions(w io.Writer, noCache, pull bool) template.BuildOptions {
 			fmt.Fprintf(w, "[%d/%d] %s\n", p.Step, p.Steps, p.Text)
 		}
 	}}
+}
+
+func newTemplateFetch() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fetch FROM",
+		Short: "Make the image that templates are made from, and no more",
+		Long: `Make the image that FROM in a template's file names, if it is not there, and print its
+size in bytes. This needs neither KVM nor a kernel, and a build does it by itself.`,
+		Args: cobra.ExactArgs(1),
+	}
+	asJSON := jsonFlag(cmd)
+	return onTemplates(cmd, func(cmd *cobra.Command, store *template.Store, args []string) error {
+		n, err := store.Fetch(cmd.Context(), args[0], os.Stderr)
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return printJSON(cmd.OutOrStdout(), map[string]any{"from": args[0], "size": n})
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), n)
+		return err
+	})
 }
 
 func newTemplateList() *cobra.Command {
