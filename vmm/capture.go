@@ -19,7 +19,9 @@ const (
 	maxZeroGap = 512  // pages of a gap of zeros, which takes no memory
 	maxRuns    = 1024 // extents of one capture
 	maxExtents = 2048 // of a table before it is rewritten
-	fewExtents = 64   // of a table that was rewritten
+
+	maxTableLayers = 256 // of a table before it is rewritten: each is an open file
+	fewExtents     = 64  // of a table that was rewritten
 
 	compactChunk = 1 << 20 // bytes copied before zeros are given back
 )

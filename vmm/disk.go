@@ -31,7 +31,7 @@ type Disk struct {
 	// length is a multiple of 4096 bytes. If empty, the disk begins as zeros.
 	Image string
 
-	// Size is the size in bytes, a multiple of 4096. What lies past the end of
+	// Size is the size in bytes, a multiple of 4096, at most 1 TiB. What lies past the end of
 	// Image is zeros. Zero means the length of Image.
 	Size int64
 
@@ -53,13 +53,13 @@ func (c Config) checkDisks() error {
 		}
 		names[d.Name] = true
 		if d.Size < 0 || d.Size%snapshot.PageSize != 0 || d.Size > maxDiskSize {
-			return fmt.Errorf("%s: %d bytes is not a multiple of %d up to %d TiB", d.Name, d.Size, snapshot.PageSize, int64(maxDiskSize)>>40)
+			return fmt.Errorf("%s: %d bytes is not a multiple of %d up to 1 TiB", d.Name, d.Size, snapshot.PageSize)
 		}
 	}
 	return nil
 }
 
-const maxDiskSize = 1 << 44
+const maxDiskSize = 1 << 40
 
 var _ blk.Trier = (*disk.Disk)(nil)
 
@@ -128,8 +128,8 @@ func imageSize(f *os.File) (int64, error) {
 	case !info.Mode().IsRegular():
 		return 0, fmt.Errorf("%w: image %s is not a regular file", ErrConfig, f.Name())
 	case info.Size() == 0 || info.Size()%snapshot.PageSize != 0 || info.Size() > maxDiskSize:
-		return 0, fmt.Errorf("%w: image %s: %d bytes is not a multiple of %d up to %d TiB",
-			ErrConfig, f.Name(), info.Size(), snapshot.PageSize, int64(maxDiskSize)>>40)
+		return 0, fmt.Errorf("%w: image %s: %d bytes is not a multiple of %d up to 1 TiB",
+			ErrConfig, f.Name(), info.Size(), snapshot.PageSize)
 	}
 	return info.Size(), nil
 }

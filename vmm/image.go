@@ -203,7 +203,7 @@ func (vm *VM) usePool() *shellPool {
 // compact rewrites a table that has grown long, while the machine runs: the
 // layers it reads do not change. The machine's next capture builds on it.
 func (vm *VM) compact(i *Image) error {
-	if len(i.table.Extents()) <= maxExtents {
+	if len(i.table.Extents()) <= maxExtents && layersOf(i.table) <= maxTableLayers {
 		return nil
 	}
 	table, err := compactTable(i.table, fewExtents)
@@ -213,6 +213,15 @@ func (vm *VM) compact(i *Image) error {
 	vm.mem.adoptCompact(table)
 	i.replace(table)
 	return nil
+}
+
+// layersOf is how many layers a table has something of.
+func layersOf(t *snapshot.Table) int {
+	layers := map[*snapshot.Layer]bool{}
+	for _, e := range t.Extents() {
+		layers[e.Layer] = true
+	}
+	return len(layers)
 }
 
 // StartOptions are what a machine that is started from an image may have of

@@ -223,3 +223,27 @@ func FuzzStateSections(f *testing.F) {
 		}
 	})
 }
+
+// TestLongChainOfCaptures captures so often, with little written in between,
+// that each would have a layer of its own: a process has not so many files, nor
+// does a manifest name so many.
+func TestLongChainOfCaptures(t *testing.T) {
+	vm := startMicro(t, guestSweep)
+	pause(t, vm)
+	for i := range 2*maxTableLayers + 10 {
+		vm.mem.ram[(8000+3*i)*pageSize] = byte(i) | 1
+		image := captureOf(t, vm)
+		if n := layersOf(image.table); n > maxTableLayers {
+			t.Fatalf("capture %d has %d layers", i, n)
+		}
+		if i%100 == 0 {
+			p := make([]byte, pageSize)
+			for k := range i {
+				if err := image.table.ReadAt(p, int64(8000+3*k)*pageSize); err != nil || p[0] != byte(k)|1 {
+					t.Fatalf("capture %d: page %d has %d, %v", i, k, p[0], err)
+				}
+			}
+		}
+		image.Close()
+	}
+}

@@ -55,34 +55,42 @@ func (c *cover) owns(page int64) bool {
 	return k != nil && k.owned[page%chunkPages/64].Load()>>(page%64)&1 == 1
 }
 
-func (c *cover) isZero(page int64) bool {
-	k := c.chunks[page/chunkPages].Load()
-	return k != nil && k.zero[page%chunkPages/64].Load()>>(page%64)&1 == 1
-}
-
 // run tells whether the top has the page first, and up to which page, at most
 // end, that is so.
 func (c *cover) run(first, end int64) (owned bool, next int64) {
-	owned = c.owns(first)
-	for next = first; next < end; {
-		k := c.chunks[next/chunkPages].Load()
+	return c.sameRun(first, end, func(k *chunk, word int64) uint64 { return k.owned[word].Load() })
+}
+
+// zeroRun is run for whether pages are known to be zeros.
+func (c *cover) zeroRun(first, end int64) (zero bool, next int64) {
+	return c.sameRun(first, end, func(k *chunk, word int64) uint64 { return k.zero[word].Load() })
+}
+
+// sameRun is the bit of the page first in one of the sets, and up to which page
+// it is the same.
+func (c *cover) sameRun(first, end int64, word func(k *chunk, word int64) uint64) (set bool, next int64) {
+	at := func(page int64) uint64 {
+		k := c.chunks[page/chunkPages].Load()
 		if k == nil {
-			if owned {
-				return owned, next
-			}
-			next = min(end, (next/chunkPages+1)*chunkPages)
+			return 0
+		}
+		return word(k, page%chunkPages/64)
+	}
+	set = at(first)>>(first%64)&1 == 1
+	for next = first; next < end; next = (next/64 + 1) * 64 {
+		if c.chunks[next/chunkPages].Load() == nil && !set {
+			next = (next/chunkPages+1)*chunkPages - 1 // to the next chunk
 			continue
 		}
-		differ := k.owned[next%chunkPages/64].Load()
-		if owned {
+		differ := at(next)
+		if set {
 			differ = ^differ
 		}
 		if differ >>= next % 64; differ != 0 {
-			return owned, min(end, next+int64(bits.TrailingZeros64(differ)))
+			return set, min(end, next+int64(bits.TrailingZeros64(differ)))
 		}
-		next = min(end, (next/64+1)*64)
 	}
-	return owned, next
+	return set, end
 }
 
 // runs are the longest sequences of pages that the top has, apart where they
@@ -101,12 +109,9 @@ func (c *cover) runs(pages int64) (out []run) {
 // split appends r in parts that are all zeros or not known to be.
 func (c *cover) split(out []run, r run) []run {
 	for r.first < r.end {
-		part := run{first: r.first, end: r.first, zero: c.isZero(r.first)}
-		for part.end < r.end && c.isZero(part.end) == part.zero {
-			part.end++
-		}
-		out = append(out, part)
-		r.first = part.end
+		zero, next := c.zeroRun(r.first, r.end)
+		out = append(out, run{r.first, next, zero})
+		r.first = next
 	}
 	return out
 }
