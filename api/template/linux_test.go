@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/forkvm/forkvm/guestagent/agent"
+	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/initrd"
 	"github.com/forkvm/forkvm/kvm/kvmtest"
 	"github.com/forkvm/forkvm/kvm/probe"
@@ -118,16 +120,68 @@ HEALTHCHECK CMD test -f up
 	if err != nil || len(procs) != 1 || procs[0].Exited {
 		t.Errorf("processes in a fork: %+v, %v; want the start command", procs, err)
 	}
-	fi, err := vm.Agent().FS().Stat("/srv/d/sub/two.txt")
+	file, err := vm.Agent().FS().Stat("/srv/d/sub/two.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sys, ok := fi.Sys().(interface{ Owner() }); ok {
-		t.Log(sys)
+	if sys, ok := file.Sys().(client.Sys); !ok || sys.UID != 12 || sys.GID != 34 {
+		t.Errorf("a copied file belongs to %+v", file.Sys())
 	}
 	again, err := s.Build(t.Context(), spec, BuildOptions{})
 	if err != nil || again.Snapshot != info.Snapshot {
 		t.Errorf("the same again: snapshot %s, %v; want %s", again.Snapshot, err, info.Snapshot)
+	}
+}
+
+// TestLinuxImage: of those who use a built-in template first one builds it, and
+// each has the same image; it can be used when the template is gone.
+func TestLinuxImage(t *testing.T) {
+	s := linuxStore(t)
+	builds := make(chan struct{}, 8)
+	images := make([]*vmm.Image, 4)
+	var wg sync.WaitGroup
+	for k := range images {
+		wg.Go(func() {
+			image, info, err := s.ImageOrBuild(t.Context(), "base", BuildOptions{Progress: func(p Progress) {
+				if p.Step == 1 && !p.Cached && !p.Done {
+					builds <- struct{}{}
+				}
+			}})
+			if err != nil || info.Name != "base" {
+				t.Errorf("%+v, %v", info, err)
+			}
+			images[k] = image
+		})
+	}
+	wg.Wait()
+	if len(builds) != 1 {
+		t.Errorf("built %d times", len(builds))
+	}
+	for _, i := range images[1:] {
+		if i != images[0] {
+			t.Error("there are several images")
+		}
+	}
+	if t.Failed() {
+		return
+	}
+	first, _ := startFrom(t, s, "base")
+	if err := s.Remove(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	second, err := images[0].Start(t.Context(), vmm.StartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	for _, vm := range []*vmm.VM{first, second} {
+		if out, err := vm.CommandContext(t.Context(), "echo", "here").Output(); err != nil || string(out) != "here\n" {
+			t.Errorf("%q, %v", out, err)
+		}
+	}
+	again, info := startFrom(t, s, "base")
+	if out, err := info.Command(t.Context(), again, "echo", "again").Output(); err != nil || string(out) != "again\n" {
+		t.Errorf("built again: %q, %v", out, err)
 	}
 }
 
