@@ -6,6 +6,8 @@ import (
 	"log"
 
 	"github.com/forkvm/forkvm/initrd"
+	"github.com/forkvm/forkvm/initrd/rootfs"
+	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -47,6 +49,24 @@ func ExampleVM_Snapshot() {
 	check(err)
 	defer vm.Close()
 	check(child.Reset(ctx)) // in place, cheaper than a new child
+}
+
+// A root file system of a container image, and a disk for what is written.
+func ExampleStart() {
+	ctx := context.Background()
+	kernel, err := initrd.FindKernel(ctx, "")
+	check(err)
+	initramfs, err := initrd.Pack(ctx, initrd.Config{Kernel: kernel, Modules: initrd.DiskModules})
+	check(err)
+	_, err = rootfs.Build(ctx, "base.erofs", rootfs.Archive("image.tar", ""), rootfs.Options{})
+	check(err)
+	check(ext4.Write("data.ext4", 2<<30, ext4.Options{}))
+	vm, err := vmm.Start(ctx, vmm.Config{
+		Kernel: kernel.Vmlinux, Initramfs: initramfs, Root: []string{"base", "data"},
+		Disks: []vmm.Disk{{Name: "base", Image: "base.erofs", ReadOnly: true}, {Name: "data", Image: "data.ext4"}},
+	})
+	check(err)
+	defer vm.Close()
 }
 
 func check(err error) {
