@@ -252,7 +252,7 @@ func (c *copyContext) sum(ctx context.Context, s step, h hash.Hash) error {
 
 // archive writes what a step copies as a tar archive, and sums it as sum does.
 // A file that becomes the destination is named base. Symbolic links are not
-// written but returned.
+// written but returned; all is what is to have another owner.
 func (c *copyContext) archive(ctx context.Context, s step, base string, w io.Writer, h hash.Hash) (all, links []entry, err error) {
 	k := &keyWriter{h}
 	tw := tar.NewWriter(w)
@@ -261,7 +261,9 @@ func (c *copyContext) archive(ctx context.Context, s step, base string, w io.Wri
 		if e.name == "" {
 			e.name = base
 		}
-		all = append(all, e)
+		if s.chown != "" {
+			all = append(all, e)
+		}
 		if e.link != "" {
 			links = append(links, e)
 			return nil

@@ -24,6 +24,9 @@ import (
 // one.
 func TestMain(m *testing.M) {
 	agent.Main()
+	if filepath.Base(os.Args[0]) == "mmdebstrap" {
+		os.Exit(toolMain())
+	}
 	os.Exit(m.Run())
 }
 
