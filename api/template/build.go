@@ -378,12 +378,11 @@ func (b *builder) step(ctx context.Context, m machine, k int) error {
 // finish starts what is to be captured running, and captures it.
 func (b *builder) finish(ctx context.Context, m machine) (Info, error) {
 	var stored snapshot.Info
-	err := b.do(b.steps()-1, func(out io.Writer) error {
+	err := b.do(b.steps()-1, func(out io.Writer) (err error) {
 		if err := b.start(ctx, m, out); err != nil {
 			return err
 		}
-		var err error
-		stored, err = m.save(ctx, b.spec.Name)
+		stored, err = b.capture(ctx, m)
 		return err
 	})
 	if err != nil {
@@ -420,7 +419,7 @@ func (b *builder) info(stored snapshot.Info) Info {
 func (b *builder) start(ctx context.Context, m machine, out io.Writer) error {
 	p := b.plan
 	if p.start == nil {
-		return b.warm(ctx, m)
+		return warm(ctx, m)
 	}
 	run := command{argv: p.start, env: p.config.Env, dir: p.config.Workdir, user: p.config.User}
 	proc, err := m.start(ctx, run)
@@ -432,7 +431,7 @@ func (b *builder) start(ctx context.Context, m machine, out io.Writer) error {
 		err = b.ready(ctx, m, proc, run, out)
 	}
 	if err == nil {
-		err = b.warm(ctx, m)
+		err = warm(ctx, m)
 	}
 	if err == nil {
 		_, err = alive(ctx, proc)
@@ -486,9 +485,23 @@ func (b *builder) ready(ctx context.Context, m machine, p process, check command
 	}
 }
 
-// warm has the guest write what is to be on its disk, and run a command: the
-// first of each fork is quicker then.
-func (b *builder) warm(ctx context.Context, m machine) error {
+// capture stores the template. What is stored is a fork that has run a
+// command: it has been through all that each of its own forks will go through,
+// and they need not write the same pages for the first time again.
+func (b *builder) capture(ctx context.Context, m machine) (snapshot.Info, error) {
+	child, err := m.fork(ctx)
+	if err != nil {
+		return snapshot.Info{}, err
+	}
+	defer child.close()
+	if err := warm(ctx, child); err != nil {
+		return snapshot.Info{}, err
+	}
+	return child.save(ctx, b.spec.Name)
+}
+
+// warm has the guest write what is to be on its disk, by a command.
+func warm(ctx context.Context, m machine) error {
 	err := m.run(ctx, command{argv: []string{"/bin/sh", "-c", "sync"}}, io.Discard)
 	_, ended := errors.AsType[*client.ExitError](err)
 	_, refused := errors.AsType[*client.StartError](err)

@@ -156,6 +156,10 @@ func (m *fakeMachine) save(_ context.Context, label string) (snapshot.Info, erro
 	return snapshot.Info{Manifest: snapshot.Manifest{ID: id, Label: label}, Stored: 1}, nil
 }
 
+func (m *fakeMachine) fork(context.Context) (machine, error) {
+	return &fakeMachine{f: m.f, state: m.state.clone(), owners: m.owners}, nil
+}
+
 func (m *fakeMachine) close() error { return nil }
 
 // The files of a fake machine: a map in the shape of a file system.

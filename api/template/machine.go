@@ -42,6 +42,8 @@ type machine interface {
 	// start starts a command in the background.
 	start(ctx context.Context, c command) (process, error)
 	files(ctx context.Context) guestFiles
+	// fork makes another machine that goes on from here.
+	fork(ctx context.Context) (machine, error)
 	// save stores the machine as it is now, and it goes on.
 	save(ctx context.Context, label string) (snapshot.Info, error)
 	close() error
@@ -268,6 +270,16 @@ func (m *vmMachine) start(ctx context.Context, c command) (process, error) {
 }
 
 func (m *vmMachine) files(ctx context.Context) guestFiles { return m.vm.Agent().FS().WithContext(ctx) }
+
+func (m *vmMachine) fork(ctx context.Context) (machine, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	vms, err := m.vm.Fork(ctx, 1)
+	if err != nil {
+		return nil, err
+	}
+	return &vmMachine{vms[0], m.store}, nil
+}
 
 func (m *vmMachine) save(ctx context.Context, label string) (snapshot.Info, error) {
 	return m.vm.Snapshot(ctx, m.store, vmm.SnapshotOptions{Label: label})
