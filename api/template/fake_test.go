@@ -160,6 +160,8 @@ func (m *fakeMachine) fork(context.Context) (machine, error) {
 	return &fakeMachine{f: m.f, state: m.state.clone(), owners: m.owners}, nil
 }
 
+func (m *fakeMachine) settle(context.Context) error { return nil }
+
 func (m *fakeMachine) close() error { return nil }
 
 // The files of a fake machine: a map in the shape of a file system.

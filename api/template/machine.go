@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/forkvm/forkvm/guestagent/client"
@@ -44,6 +45,8 @@ type machine interface {
 	files(ctx context.Context) guestFiles
 	// fork makes another machine that goes on from here.
 	fork(ctx context.Context) (machine, error)
+	// settle waits until the guest has done what it does ahead of commands.
+	settle(ctx context.Context) error
 	// save stores the machine as it is now, and it goes on.
 	save(ctx context.Context, label string) (snapshot.Info, error)
 	close() error
@@ -279,6 +282,50 @@ func (m *vmMachine) fork(ctx context.Context) (machine, error) {
 		return nil, err
 	}
 	return &vmMachine{vms[0], m.store}, nil
+}
+
+// The agent starts two processes ahead of commands, but not while they may be in
+// the way of one: up to 2.2 s after a command. A fork has those of the machine
+// that it was made from. If they are still to come when that is stored, each
+// fork makes them while it should answer.
+const (
+	spareProcess = "forkvm-spare"
+	spares       = 2
+	settleTime   = 5 * time.Second // a guest that never has them is as good as it gets
+	settleLook   = 100 * time.Millisecond
+)
+
+func (m *vmMachine) settle(ctx context.Context) error {
+	tick := time.NewTicker(settleLook)
+	defer tick.Stop()
+	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); {
+		if m.spares(ctx) >= spares {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// spares counts the processes that the agent has started ahead. What cannot be
+// read is none.
+func (m *vmMachine) spares(ctx context.Context) (n int) {
+	guest := m.vm.Agent().FS().WithContext(ctx)
+	list, _ := guest.ReadDir("/proc")
+	for _, e := range list {
+		if e.Name()[0] < '1' || e.Name()[0] > '9' {
+			continue
+		}
+		line, _ := guest.ReadFile("/proc/" + e.Name() + "/cmdline")
+		if name, _, _ := strings.Cut(string(line), "\x00"); strings.TrimSpace(name) == spareProcess {
+			n++
+		}
+	}
+	return n
 }
 
 func (m *vmMachine) save(ctx context.Context, label string) (snapshot.Info, error) {
