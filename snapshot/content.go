@@ -193,6 +193,14 @@ func (s *scanner) scan(ctx context.Context, done *progress, visit func(off int64
 	if err := context.Cause(ctx); err != nil {
 		return LayerInfo{}, err
 	}
+	// Where a file ends there seem to be only holes.
+	st, err := s.file.Stat()
+	if err == nil && st.Size() < s.size {
+		err = corrupt("the file has %d bytes of %d", st.Size(), s.size)
+	}
+	if err != nil {
+		return LayerInfo{}, err
+	}
 	return layerInfo(s.size, sums), nil
 }
 

@@ -268,3 +268,27 @@ func BenchmarkSumScattered(b *testing.B) {
 		}
 	}
 }
+
+// TestFileThatBecameShorter: where a file ends there seem to be holes. It is
+// damaged all the same.
+func TestFileThatBecameShorter(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(bytes.Repeat([]byte{1}, 4<<20)); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := NewLayer(f, 4<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Release()
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	s := scanner{file: f, size: 4 << 20}
+	if _, err := s.scan(t.Context(), nil, nil); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("scan: %v", err)
+	}
+}

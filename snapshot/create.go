@@ -119,12 +119,18 @@ func (st *stage) plan(d Draft) (*plan, error) {
 	p := &plan{stage: st, number: map[*Layer]int{}}
 	used := map[*Layer][]span{}
 	for _, t := range append([]Disk{{Table: d.Memory}}, d.Disks...) {
+		if n := len(t.Table.Extents()); n > maxExtents {
+			return nil, invalid("%d extents of one table, at most %d are allowed", n, maxExtents)
+		}
 		for _, e := range t.Table.Extents() {
 			if used[e.Layer] == nil {
 				p.layers = append(p.layers, e.Layer)
 			}
 			used[e.Layer] = append(used[e.Layer], span{e.Offset, e.Offset + e.Length})
 		}
+	}
+	if len(p.layers) > maxLayers {
+		return nil, invalid("%d layers, at most %d are allowed", len(p.layers), maxLayers)
 	}
 	for _, l := range p.layers {
 		if err := p.add(l, newSpans(used[l])); err != nil {

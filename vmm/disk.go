@@ -71,7 +71,7 @@ func (d Disk) table() (*snapshot.Table, error) {
 		}
 		return snapshot.NewTable(d.Size), nil
 	}
-	f, err := os.Open(d.Image)
+	f, err := os.OpenFile(d.Image, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe in its place is refused, not waited for
 	if err != nil {
 		return nil, err
 	}

@@ -285,6 +285,11 @@ func (i *Image) start(ctx context.Context, begin time.Time, o StartOptions) (*VM
 // and renews its identity.
 func (vm *VM) goOn(ctx context.Context, prepare func(lead *vcpu) error) error {
 	err := vm.onLead(func(lead *vcpu) error {
+		// Who stops a machine closes the board that it has then: a new one would
+		// outlive it, and write to its memory.
+		if vm.stopped() {
+			return ErrClosed
+		}
 		if err := prepare(lead); err != nil {
 			return err
 		}

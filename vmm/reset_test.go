@@ -269,3 +269,32 @@ func TestFirstExitIsTimed(t *testing.T) {
 		t.Errorf("first exit after %v", d)
 	}
 }
+
+// TestResetOfAMachineThatEnds ends a machine in the middle of its reset. It
+// fails, and gives the machine no new devices: nobody would take them away
+// before its memory.
+func TestResetOfAMachineThatEnds(t *testing.T) {
+	vm := startMicro(t, guestCounter)
+	awaitCounter(t, vm, 10)
+	image := captureOf(t, vm)
+	defer image.Close()
+	child, err := image.Start(t.Context(), StartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeVM(t, child)
+	board := child.board.Load()
+	if err := child.takeTurn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	child.stop(Outcome{Err: ErrPowerOff})
+	<-child.ended
+	err = child.goOn(t.Context(), func(*vcpu) error {
+		t.Error("it was reset")
+		return nil
+	})
+	child.turn.give()
+	if !errors.Is(err, ErrClosed) || child.board.Load() != board {
+		t.Errorf("%v; devices are new: %v", err, child.board.Load() != board)
+	}
+}

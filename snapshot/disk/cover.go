@@ -50,6 +50,17 @@ func (c *cover) set(first, end int64, zero bool) {
 	}
 }
 
+// notZero notes that pages may not be zeros any more.
+func (c *cover) notZero(first, end int64) {
+	for first < end {
+		n := min(64-first%64, end-first)
+		if k := c.chunks[first/chunkPages].Load(); k != nil {
+			k.zero[first%chunkPages/64].And(^(^uint64(0) >> (64 - n) << (first % 64)))
+		}
+		first += n
+	}
+}
+
 func (c *cover) owns(page int64) bool {
 	k := c.chunks[page/chunkPages].Load()
 	return k != nil && k.owned[page%chunkPages/64].Load()>>(page%64)&1 == 1
@@ -121,3 +132,5 @@ type run struct {
 	first, end int64
 	zero       bool
 }
+
+func (r run) bytes() int64 { return (r.end - r.first) * pageSize }

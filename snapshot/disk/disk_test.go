@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -261,47 +263,121 @@ func TestSpaceOfAFork(t *testing.T) {
 	}
 }
 
+// withBounds has other bounds for one test.
+func withBounds(t *testing.T, extents, layers int, slack int64) {
+	old := bounds
+	bounds.extents, bounds.layers, bounds.slack = extents, layers, slack
+	t.Cleanup(func() { bounds = old })
+}
+
 // TestManyPieces scatters writes until a table would be too long, and freezes
 // so often that there would be too many layers.
 func TestManyPieces(t *testing.T) {
-	const size = 256 << 20
-	d := newDisk(t, size, Options{})
-	value := func(page int64) byte { return byte(page%251 + 1) }
-	for page := int64(0); page < 2*(maxExtents+100); page += 2 {
-		if err := d.WriteAt([][]byte{bytes.Repeat([]byte{value(page)}, pageSize)}, page*pageSize); err != nil {
+	const extents, layers, pages = 400, 16, 16 << 20 / pageSize
+	withBounds(t, extents, layers, 1<<20)
+	d := newDisk(t, pages*pageSize, Options{})
+	want := make([]byte, pages)
+	write := func(page int64) {
+		t.Helper()
+		want[page] = byte(page%251 + 1)
+		if err := d.WriteAt([][]byte{bytes.Repeat(want[page:page+1], pageSize)}, page*pageSize); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for page := int64(0); page < 2*(extents+100); page += 2 {
+		write(page)
 	}
 	table := freeze(t, d)
-	defer table.Release()
-	if n := len(table.Extents()); n > maxExtents {
-		t.Errorf("%d extents, want at most %d", n, maxExtents)
+	if n := len(table.Extents()); n > extents {
+		t.Errorf("%d extents, want at most %d", n, extents)
 	}
-	last := int64(size/pageSize - 1)
-	for range 2 * maxLayers {
-		last--
-		if err := d.WriteAt([][]byte{bytes.Repeat([]byte{value(last)}, pageSize)}, last*pageSize); err != nil {
-			t.Fatal(err)
-		}
+	table.Release()
+	for k := range int64(4 * layers) {
+		write(pages - 2 - 3*k)
 		freeze(t, d).Release()
 	}
 	end := freeze(t, d)
 	defer end.Release()
-	if n := len(bytesOf(end)); n > maxLayers {
-		t.Errorf("%d layers, want at most %d", n, maxLayers)
+	if n := len(bytesOf(end)); n > layers {
+		t.Errorf("%d layers, want at most %d", n, layers)
 	}
 	p := make([]byte, pageSize)
-	for page := range int64(size / pageSize) {
-		want := byte(0)
-		if page >= last && page < size/pageSize-1 || page < 2*(maxExtents+100) && page%2 == 0 {
-			want = value(page)
-		}
+	for page := range int64(pages) {
 		if err := d.ReadAt([][]byte{p}, page*pageSize); err != nil {
 			t.Fatal(err)
 		}
-		if p[0] != want || p[pageSize-1] != want {
-			t.Fatalf("page %d has %d, want %d", page, p[0], want)
+		if p[0] != want[page] || p[pageSize-1] != want[page] {
+			t.Fatalf("page %d has %d, want %d", page, p[0], want[page])
 		}
+	}
+}
+
+// TestLittleIsCopied scatters writes, and discards, over a disk that is full:
+// what has to be copied for a shorter table stays in proportion.
+func TestLittleIsCopied(t *testing.T) {
+	const pages, n = 64 << 20 / pageSize, 1000
+	withBounds(t, 500, 16, 1<<20)
+	parent := newDisk(t, pages*pageSize, Options{})
+	if err := parent.WriteAt([][]byte{bytes.Repeat([]byte{1}, pages*pageSize)}, 0); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(d *Disk, off int64) error{
+		"writes":   func(d *Disk, off int64) error { return d.WriteAt([][]byte{make([]byte, pageSize)}, off) },
+		"discards": func(d *Disk, off int64) error { return d.Discard(off, pageSize) },
+	} {
+		d := fork(t, parent)
+		for i := range int64(n) {
+			if err := change(d, i*(pages/n)*pageSize); err != nil {
+				t.Fatal(err)
+			}
+		}
+		table := freeze(t, d)
+		defer table.Release()
+		shared := freeze(t, parent)
+		defer shared.Release()
+		for l := range bytesOf(table) {
+			if _, ok := bytesOf(shared)[l]; ok {
+				continue
+			}
+			var st unix.Stat_t
+			if err := unix.Fstat(l.FD(), &st); err != nil {
+				t.Fatal(err)
+			}
+			if got, most := st.Blocks*512, int64(2*n*pageSize+2<<20); got > most {
+				t.Errorf("%s: %d KiB in a layer, want at most %d", name, got>>10, most>>10)
+			}
+		}
+	}
+}
+
+// TestFailedWriteIsNotForgotten: what a write leaves that fails half way, in a
+// page that was discarded, does not change by a freeze.
+func TestFailedWriteIsNotForgotten(t *testing.T) {
+	d := newDisk(t, 1<<20, Options{})
+	if err := d.WriteAt([][]byte{{1}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Discard(0, 2*pageSize); err != nil {
+		t.Fatal(err)
+	}
+	bad, err := unix.Mmap(-1, 0, pageSize, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(bad)
+	if err := d.WriteAt([][]byte{bytes.Repeat([]byte{9}, pageSize), bad}, 0); err == nil {
+		t.Fatal("the write did not fail")
+	}
+	before, after := make([]byte, 2*pageSize), make([]byte, 2*pageSize)
+	if err := d.ReadAt([][]byte{before}, 0); err != nil {
+		t.Fatal(err)
+	}
+	freeze(t, d).Release()
+	if err := d.ReadAt([][]byte{after}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(before, after) {
+		t.Errorf("it was %d and is %d", before[0], after[0])
 	}
 }
 

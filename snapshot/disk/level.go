@@ -92,32 +92,23 @@ func (l *level) lay() (*snapshot.Table, error) {
 	return table, err
 }
 
-// Bounds of a table. Nothing is mapped of a disk, so extents are cheap: these
-// keep a manifest small and the number of open files low.
-const (
-	maxExtents = 16384
-	maxLayers  = 64
+// Bounds of a table. Nothing is mapped of a disk, so extents are cheap; but a
+// manifest names a limited number of them, and each layer is an open file.
+// Beyond these, small layers and gaps are copied, though never much more than
+// was written: a guest that scatters little over much must not have much copied.
+var bounds = struct {
+	extents, layers int
+	slack           int64 // bytes copied at most beside as many as were written
+}{65536, 64, 16 << 20}
 
-	// Of a table that exceeds them, what is kept as it is: large pieces of
-	// large layers.
-	keepLayers = 16
-	keepExtent = 256 << 10 // bytes
-	firstGap   = 16        // pages between two pieces that are filled
-)
-
-// over seals the top and lays it over base. Where the table would have too many
-// pieces, gaps between them are filled and small ones copied.
+// over seals the top and lays it over base.
 func (t *top) over(base *snapshot.Table) (*snapshot.Table, error) {
+	// If there is no space to copy, the table is long: a disk that was frozen
+	// must not become one that cannot be read.
+	budget := t.written() + bounds.slack
+	budget, _ = t.mergeLayers(base, budget)
+	_ = t.joinRuns(base, budget)
 	runs := t.cover.runs(t.size / pageSize)
-	if tooMany(base, len(runs)) {
-		// If there is no space for it, the table is long: a disk that was
-		// frozen must not become one that cannot be read.
-		if fewer, err := t.gather(base, runs); err == nil {
-			runs = fewer
-		} else {
-			runs = t.cover.runs(t.size / pageSize)
-		}
-	}
 	layer, err := t.seal()
 	if err != nil {
 		return nil, err
@@ -125,7 +116,7 @@ func (t *top) over(base *snapshot.Table) (*snapshot.Table, error) {
 	defer layer.Release()
 	extents := make([]snapshot.Extent, len(runs))
 	for i, r := range runs {
-		extents[i] = snapshot.Extent{Start: r.first * pageSize, Length: (r.end - r.first) * pageSize}
+		extents[i] = snapshot.Extent{Start: r.first * pageSize, Length: r.bytes()}
 		if !r.zero {
 			extents[i].Layer, extents[i].Offset = layer, extents[i].Start
 		}
@@ -133,8 +124,45 @@ func (t *top) over(base *snapshot.Table) (*snapshot.Table, error) {
 	return base.Overlay(extents)
 }
 
-func tooMany(base *snapshot.Table, runs int) bool {
-	return len(base.Extents())+runs > maxExtents || len(bytesOf(base)) >= maxLayers
+// written is the number of bytes that the top has and that are not known to be
+// zeros.
+func (t *top) written() (n int64) {
+	for _, r := range t.cover.runs(t.size / pageSize) {
+		if !r.zero {
+			n += r.bytes()
+		}
+	}
+	return n
+}
+
+// mergeLayers copies what base has of its smallest layers to the top, until few
+// are left or the budget, in bytes, is spent. It returns what is left of that.
+func (t *top) mergeLayers(base *snapshot.Table, budget int64) (int64, error) {
+	size := bytesOf(base)
+	if len(size) < bounds.layers {
+		return budget, nil
+	}
+	var layers []*snapshot.Layer
+	for l := range size {
+		layers = append(layers, l)
+	}
+	slices.SortFunc(layers, func(a, b *snapshot.Layer) int { return cmp.Compare(size[a], size[b]) })
+	merged := map[*snapshot.Layer]bool{}
+	for _, l := range layers[:len(layers)-bounds.layers/2] {
+		if budget -= size[l]; budget < 0 {
+			budget += size[l]
+			break
+		}
+		merged[l] = true
+	}
+	for _, e := range base.Extents() {
+		if merged[e.Layer] {
+			if err := t.fill(base, e.Start/pageSize, e.End()/pageSize); err != nil {
+				return budget, err
+			}
+		}
+	}
+	return budget, nil
 }
 
 // bytesOf is how much of each layer a table has.
@@ -146,55 +174,36 @@ func bytesOf(t *snapshot.Table) map[*snapshot.Layer]int64 {
 	return n
 }
 
-// gather copies what base has in small pieces to the top, and what lies
-// between pieces of the top, until few are left. It returns those.
-func (t *top) gather(base *snapshot.Table, runs []run) ([]run, error) {
-	for _, e := range small(base) {
-		runs = append(runs, run{first: e.Start / pageSize, end: e.End() / pageSize})
+// joinRuns fills gaps between what the top has, the smallest first, until the
+// table is not too long or the budget is spent.
+func (t *top) joinRuns(base *snapshot.Table, budget int64) error {
+	runs := t.cover.runs(t.size / pageSize)
+	excess := len(base.Extents()) + len(runs) - bounds.extents
+	if excess <= 0 {
+		return nil
 	}
-	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.first, b.first) })
-	joined := join(runs, firstGap)
-	for gap := int64(firstGap); len(joined) > maxExtents/4; gap *= 4 {
-		joined = join(joined, gap)
-	}
-	for _, r := range joined {
-		if err := t.fill(base, r.first, r.end); err != nil {
-			return nil, err
+	gaps := gapsBetween(runs)
+	slices.SortFunc(gaps, func(a, b run) int { return cmp.Compare(a.bytes(), b.bytes()) })
+	for _, g := range gaps[:min(excess, len(gaps))] {
+		if budget -= g.bytes(); budget < 0 {
+			return nil
+		}
+		if err := t.fill(base, g.first, g.end); err != nil {
+			return err
 		}
 	}
-	return joined, nil
+	return nil
 }
 
-// small are the extents of a table that are not worth keeping.
-func small(base *snapshot.Table) []snapshot.Extent {
-	size := bytesOf(base)
-	var layers []*snapshot.Layer
-	for l := range size {
-		layers = append(layers, l)
-	}
-	slices.SortFunc(layers, func(a, b *snapshot.Layer) int { return cmp.Compare(size[b], size[a]) })
-	keep := map[*snapshot.Layer]bool{}
-	for _, l := range layers[:min(keepLayers, len(layers))] {
-		keep[l] = true
-	}
-	var out []snapshot.Extent
-	for _, e := range base.Extents() {
-		if !keep[e.Layer] || e.Length < keepExtent {
-			out = append(out, e)
+// gapsBetween are the pages between runs that are not zeros. There is none next
+// to zeros, which are in no layer.
+func gapsBetween(runs []run) (gaps []run) {
+	var before run
+	for i, r := range runs {
+		if i > 0 && !before.zero && !r.zero && r.first > before.end {
+			gaps = append(gaps, run{first: before.end, end: r.first})
 		}
+		before = r
 	}
-	return out
-}
-
-// join joins sorted runs, which may overlap, that are at most gap pages apart.
-func join(runs []run, gap int64) []run {
-	var out []run
-	for _, r := range runs {
-		if n := len(out); n > 0 && r.first <= out[n-1].end+gap {
-			out[n-1].end = max(out[n-1].end, r.end)
-			continue
-		}
-		out = append(out, run{first: r.first, end: r.end})
-	}
-	return out
+	return gaps
 }

@@ -54,20 +54,26 @@ func newFile(dir string) (*os.File, error) {
 	}
 	// A file system without O_TMPFILE, as overlayfs was for long.
 	file, err := os.CreateTemp(dir, name)
-	if err == nil {
-		err = os.Remove(file.Name())
+	if err != nil {
+		return nil, err
 	}
-	return file, err
+	if err := os.Remove(file.Name()); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
 }
 
 func (t *top) fd() int { return int(t.file.Fd()) }
 
 // write writes to pages that are the top's or whole.
 func (t *top) write(v *vector, off, n int64) error {
+	first, end := off/pageSize, (off+n+pageSize-1)/pageSize
+	t.cover.notZero(first, end) // even if it fails half way
 	if err := v.write(t.fd(), off, n); err != nil {
 		return err
 	}
-	t.cover.set(off/pageSize, (off+n+pageSize-1)/pageSize, false)
+	t.cover.set(first, end, false)
 	return nil
 }
 
@@ -128,9 +134,10 @@ func (t *top) copyFrom(base *snapshot.Table, off, end int64) error {
 		layer, at, n := base.Locate(off)
 		n = min(n, end-off)
 		if layer == nil {
-			if err := t.zero(off/pageSize, (off+n)/pageSize); err != nil {
+			if err := t.punch(off/pageSize, (off+n)/pageSize); err != nil {
 				return err
 			}
+			t.cover.set(off/pageSize, (off+n)/pageSize, false)
 			off += n
 			continue
 		}
@@ -164,9 +171,8 @@ func (t *top) seal() (*snapshot.Layer, error) {
 		// FUTURE_WRITE, as there is no mapping: WRITE looks at every page, and
 		// fails if the kernel happens to hold one.
 		const seals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
-		if _, err := unix.FcntlInt(t.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-			return nil, fmt.Errorf("disk: seal layer: %w", err)
-		}
+		// A kernel that refuses leaves a layer that nobody else can open.
+		_, _ = unix.FcntlInt(t.file.Fd(), unix.F_ADD_SEALS, seals)
 	}
 	return snapshot.NewLayer(t.file, t.size)
 }

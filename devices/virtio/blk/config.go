@@ -33,8 +33,12 @@ const (
 // to change in the backend, but the latter may be all of the zeros. File
 // systems discard what they are made on and zero only little.
 const (
-	maxDiscardRanges  = 64
-	maxDiscardSectors = 512 << 20 / SectorSize // of a range
+	// maxTransfer is how many bytes a request may read or write: whoever stops
+	// the device waits for what is under way. Linux has no larger ones.
+	maxTransfer = 32 << 20
+
+	maxDiscardRanges  = 16
+	maxDiscardSectors = 128 << 20 / SectorSize // of a range
 	maxZeroRanges     = 16
 	maxZeroSectors    = 128 << 20 / SectorSize // of a range
 )

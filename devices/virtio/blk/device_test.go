@@ -113,7 +113,7 @@ func TestConfigurationSpace(t *testing.T) {
 			features |= 1 << 5
 		} else {
 			features |= 1<<13 | 1<<14
-			want["max_discard_sectors"], want["max_discard_seg"], want["discard_sector_alignment"] = 1<<20, 64, 8
+			want["max_discard_sectors"], want["max_discard_seg"], want["discard_sector_alignment"] = 1<<18, 16, 8
 			want["max_write_zeroes_sectors"], want["max_write_zeroes_seg"], want["write_zeroes_may_unmap"] = 1<<18, 16, 1
 		}
 		for field, v := range got {

@@ -220,6 +220,8 @@ func (r *request) write(sector, most uint64) error {
 func (r *request) transfer(n, most uint64, bufs [][]byte, off int64,
 	try func(Trier, [][]byte, int64) (bool, error), do func(Backend, [][]byte, int64) error) error {
 	switch {
+	case n > maxTransfer:
+		return errInvalid
 	case most == 0:
 		return do(r.dev.backend, bufs, off)
 	case r.dev.trier == nil || n > most:

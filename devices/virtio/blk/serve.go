@@ -19,6 +19,10 @@ const (
 	probeEvery = 64
 )
 
+// waiting has an element for each request of the process whose backend may wait,
+// which then takes a thread. A Go program that has too many of them is ended.
+var waiting = make(chan struct{}, 512)
+
 // requests are those that nobody uses. They are shared by all devices, so that
 // an idle one holds none.
 var requests sync.Pool
@@ -78,7 +82,9 @@ func (d *Device) work(r *request) {
 			d.mu.Lock()
 			d.look()
 			d.mu.Unlock()
+			waiting <- struct{}{}
 			r.serve()
+			<-waiting
 		}
 		d.mu.Lock()
 		d.finish(r)
@@ -123,6 +129,7 @@ func (d *Device) servePromptly() {
 		done := r.try(left)
 		d.mu.Lock()
 		if !done {
+			d.burst = 1
 			go r.run()
 			return
 		}
