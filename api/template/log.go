@@ -25,6 +25,9 @@ type buildLog struct {
 	err  error
 }
 
+// logDir is where the logs of a name are.
+func (s *Store) logDir(name string) string { return filepath.Join(s.path("logs"), name) }
+
 // newLog begins the log of a build. Logs of one name sort by time.
 func (s *Store) newLog(name string, also io.Writer) (*buildLog, error) {
 	dir := s.logDir(name)
