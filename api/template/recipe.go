@@ -51,6 +51,10 @@ func (r recipe) arguments(sources string) []string {
 		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+dir+"/*")
 	}
 	args = append(args, "--dpkgopt=path-include=/usr/share/doc/*/copyright")
+	// Names are resolved by what the guest's network says, not this machine's,
+	// and those of the machine itself without it.
+	args = append(args, `--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname"`,
+		`--customize-hook=printf "127.0.0.1 localhost\\n::1 localhost ip6-localhost ip6-loopback\\n" >"$1/etc/hosts"`)
 	return append(args, debianSuite, "-", sources)
 }
 
