@@ -61,7 +61,10 @@ func (c Config) checkDisks() error {
 
 const maxDiskSize = 1 << 40
 
-var _ blk.Trier = (*disk.Disk)(nil)
+var (
+	_ blk.Trier    = (*disk.Disk)(nil)
+	_ blk.Volatile = (*disk.Disk)(nil)
+)
 
 // table is what a disk begins with.
 func (d Disk) table() (*snapshot.Table, error) {

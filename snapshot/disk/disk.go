@@ -257,6 +257,9 @@ func (d *Disk) needTop(off, n int64) (err error) {
 // Flush returns when what was written before is as safe as it will be.
 func (d *Disk) Flush() error { return nil }
 
+// Volatile says that Flush has nothing to do.
+func (d *Disk) Volatile() {}
+
 // WriteZeroes makes n bytes from off on zeros. They take no space, whether or
 // not unmap asks for that.
 func (d *Disk) WriteZeroes(off, n int64, unmap bool) error { return d.Discard(off, n) }

@@ -55,13 +55,23 @@ type Trier interface {
 	TryWriteAt(bufs [][]byte, off int64) (done bool, err error)
 }
 
+// Volatile is implemented by a [Backend] that has nothing to do in Flush, which
+// is then not called, nor waited for.
+type Volatile interface {
+	Backend
+	Volatile()
+}
+
 // Memory is a [Backend] in memory, for tests and small disks.
 type Memory struct {
 	mu   sync.RWMutex // guards what data refers to
 	data []byte
 }
 
-var _ Trier = (*Memory)(nil)
+var (
+	_ Trier    = (*Memory)(nil)
+	_ Volatile = (*Memory)(nil)
+)
 
 // NewMemory makes a disk of data, which is the disk's from then on.
 func NewMemory(data []byte) *Memory { return &Memory{data: data} }
@@ -119,6 +129,9 @@ func (m *Memory) write(bufs [][]byte, off int64) {
 
 // Flush implements [Backend]: memory is as durable as it ever gets.
 func (m *Memory) Flush() error { return nil }
+
+// Volatile implements [Volatile].
+func (m *Memory) Volatile() {}
 
 // WriteZeroes implements [Backend].
 func (m *Memory) WriteZeroes(off, n int64, _ bool) error {

@@ -50,6 +50,8 @@ type Device struct {
 	sectors uint64 // of backend
 	trier   Trier  // backend, if it is one
 
+	volatile bool // it has nothing to flush
+
 	mu       sync.Mutex // guards all below; not held while the backend works
 	act      virtio.Activation
 	queues   []*virtio.Queue // those in service; nil where there is none
@@ -89,6 +91,7 @@ func New(cfg Config, env Env) (*Device, error) {
 		queues:  make([]*virtio.Queue, cfg.Queues),
 	}
 	d.trier, _ = env.Backend.(Trier)
+	_, d.volatile = env.Backend.(Volatile)
 	d.idle.L = &d.mu
 	return d, nil
 }

@@ -411,3 +411,32 @@ func TestPromptnessFollowsTheDriver(t *testing.T) {
 		}
 	})
 }
+
+// fleeting is a disk that has nothing to flush.
+type fleeting struct{ *sluggish }
+
+func (fleeting) Volatile() {}
+
+// A flush of a disk that has nothing to flush is answered at once, and so are
+// the writes of a driver that cannot ask for one.
+func TestNothingToFlush(t *testing.T) {
+	for name, features := range map[string]uint64{"flush": everything, "write-through": everything &^ featureFlush} {
+		synctest.Test(t, func(t *testing.T) {
+			g := coldOn(t, blk.Config{}, 4<<20, func(d *disk) blk.Backend {
+				return fleeting{&sluggish{disk: d, slow: make(map[int64]bool)}}
+			})
+			g.start(t, features)
+			p := g.request(0, header(typeFlush, 0), 0)
+			if name == "write-through" {
+				p = g.request(0, append(header(typeOut, 2), make([]byte, sector)...), 0)
+			}
+			g.Kick(0)
+			if status, _ := g.answer(t, 0, p); status != statusOK {
+				t.Errorf("%s: status %d", name, status)
+			}
+			if calls := g.disk.take(); len(calls) != 0 {
+				t.Errorf("%s: the backend was asked for %+v", name, calls)
+			}
+		})
+	}
+}

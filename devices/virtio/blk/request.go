@@ -200,7 +200,7 @@ func (r *request) write(sector, most uint64) error {
 	if r.dev.cfg.ReadOnly {
 		return errInvalid
 	}
-	if r.writeThrough && most > 0 {
+	if r.writeThrough && !r.dev.volatile && most > 0 {
 		return errLater
 	}
 	if n > 0 {
@@ -235,11 +235,13 @@ func (r *request) transfer(n, most uint64, bufs [][]byte, off int64,
 }
 
 func (r *request) flush(most uint64) error {
-	if most > 0 {
+	if most > 0 && !r.dev.volatile {
 		return errLater
 	}
-	if err := r.dev.backend.Flush(); err != nil {
-		return err
+	if !r.dev.volatile {
+		if err := r.dev.backend.Flush(); err != nil {
+			return err
+		}
 	}
 	r.stats.Flushes++
 	return nil
@@ -248,7 +250,7 @@ func (r *request) flush(most uint64) error {
 // settle makes a write durable if the driver has no way to ask for that
 // (section 5.2.6.2).
 func (r *request) settle() error {
-	if !r.writeThrough {
+	if !r.writeThrough || r.dev.volatile {
 		return nil
 	}
 	return r.dev.backend.Flush()
