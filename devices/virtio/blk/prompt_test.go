@@ -426,10 +426,11 @@ func TestNothingToFlush(t *testing.T) {
 				return fleeting{&sluggish{disk: d, slow: make(map[int64]bool)}}
 			})
 			g.start(t, features)
-			p := g.request(0, header(typeFlush, 0), 0)
+			out := header(typeFlush, 0)
 			if name == "write-through" {
-				p = g.request(0, append(header(typeOut, 2), make([]byte, sector)...), 0)
+				out = append(header(typeOut, 2), make([]byte, sector)...)
 			}
+			p := g.request(0, out, 0)
 			g.Kick(0)
 			if status, _ := g.answer(t, 0, p); status != statusOK {
 				t.Errorf("%s: status %d", name, status)
