@@ -83,7 +83,7 @@ func (b *builder) ready(ctx context.Context, m machine, p process, check command
 }
 
 // generations is how many forks in a row are made before a template is
-// stored. Of a machine that booted, forks of forks reply in half the time.
+// stored. Of a machine that booted, forks of forks reply sooner than forks.
 const generations = 2
 
 // capture stores the template. What is stored is a fork that has run a
