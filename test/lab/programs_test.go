@@ -149,14 +149,15 @@ func serveHTTP(args []string) error {
 		io.WriteString(w, "from inside")
 		close(served)
 	})}
+	down := make(chan error, 1)
 	go func() {
 		<-served
-		srv.Shutdown(context.Background()) // after the answer is out
+		down <- srv.Shutdown(context.Background())
 	}()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return nil
+	return <-down // the answer is out
 }
 
 // panicKernel crashes the kernel it runs on.
