@@ -45,11 +45,16 @@ func goals() []goal {
 			fmt.Sprintf("fork-pooled/bytes_per_child/n=%d", n), fmt.Sprintf("floor-pooled/bytes_per_child/n=%d", n), p50, 1.2,
 		})
 	}
-	return append(all,
+	all = append(all,
 		goal{result.Lab, "fork to first life, by QEMU's restore", "fork-pooled/first_life", "qemu-restore/first_life", p50, 0.12},
 		goal{result.Lab, "time per child to first life, 4 by 1", "fork-pooled/time_per_child/n=4", "fork-pooled/time_per_child", p50, 1},
 		goal{result.Lab, "fork to first reply, by a cold boot's", "fork-pooled/first_reply", "cold-boot/first_reply", p50, 1. / 15},
 		goal{result.Lab, "restore from disk to first reply, by a fork's", "restore-disk/first_reply", "fork-pooled/first_reply", p50, 2},
+	)
+	for _, job := range []string{"write_128k", "read_128k", "write_4k", "read_4k"} {
+		all = append(all, goal{result.Lab, "time of a disk request, " + job + ", by QEMU's", "forkvm-disk/" + job, "qemu-disk/" + job, p50, 1 / 0.7})
+	}
+	return append(all,
 		goal{result.NativeLinux, "fork to first reply, p50", "fork-pooled/first_reply", "", p50, 15},
 		goal{result.NativeLinux, "fork to first reply, p99", "fork-pooled/first_reply", "", p99, 30},
 		goal{result.NativeLinux, "100 children, the last first reply", "fork-pooled/first_reply/n=100", "", slowest, 1500},
