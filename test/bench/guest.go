@@ -30,13 +30,9 @@ func newGuest(ctx context.Context, o options, dir string) (*guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	agent := o.agent
-	if agent == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		agent = filepath.Join(filepath.Dir(self), "forkvm-agent")
+	agent, err := o.agentProgram()
+	if err != nil {
+		return nil, err
 	}
 	archive, err := initrd.Pack(ctx, initrd.Config{
 		Kernel: kernel, Agent: agent,

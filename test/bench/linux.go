@@ -22,6 +22,9 @@ const (
 
 	snapshotDisk = "snapshot-disk"
 	restoreDisk  = "restore-disk"
+
+	templateStart = "template-start"
+	templateFork  = "template-fork"
 )
 
 // scenario is one thing to measure. A round runs each once.
@@ -53,21 +56,23 @@ func linuxCommand(ctx context.Context, o options, _ []string) error {
 	defer ours.close()
 	stored := &disk{ours: ours, dir: dir}
 	defer stored.close()
-	if err := runRounds(ctx, o, pick(o, ours, stored, &qemu{g, o.qemu}), r); err != nil {
+	named := &templates{o: o, dir: dir}
+	defer named.close()
+	if err := runRounds(ctx, o, pick(o, ours, stored, named, &qemu{g, o.qemu}), r); err != nil {
 		return err
 	}
 	err = r.Print(os.Stdout, os.Stderr, h, result.Format{JSON: o.json, Header: o.header})
 	if o.phases {
 		p.print(os.Stderr)
 	}
-	for _, name := range []string{coldBoot, forkPooled, forkCold, reset, snapshotDisk, restoreDisk} {
+	for _, name := range []string{coldBoot, forkPooled, forkCold, reset, snapshotDisk, restoreDisk, templateStart, templateFork} {
 		err = errors.Join(err, r.Failed[name])
 	}
 	return err
 }
 
 // pick returns the scenarios that were asked for, in the order of a round.
-func pick(o options, ours *forkvm, stored *disk, q *qemu) []scenario {
+func pick(o options, ours *forkvm, stored *disk, named *templates, q *qemu) []scenario {
 	runs := map[string]func(context.Context, *result.Recorder) error{
 		coldBoot:     ours.coldBoot,
 		qemuBoot:     q.boot,
@@ -78,6 +83,9 @@ func pick(o options, ours *forkvm, stored *disk, q *qemu) []scenario {
 		reset:        ours.reset,
 		snapshotDisk: stored.snapshot,
 		restoreDisk:  stored.restore,
+
+		templateStart: named.byName,
+		templateFork:  named.fork,
 	}
 	disks := &fio{q: q, dir: stored.dir, image: o.fioImage}
 	runs[forkvmDisk], runs[qemuDisk] = disks.ours, disks.theirs

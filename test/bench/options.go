@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,7 @@ type options struct {
 }
 
 // scenarioNames are the scenarios of Linux guests, in the order of a round.
-var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset, snapshotDisk, restoreDisk, forkvmDisk, qemuDisk}
+var scenarioNames = []string{coldBoot, qemuBoot, gokvmBoot, qemuRestore, forkPooled, forkCold, reset, snapshotDisk, restoreDisk, templateStart, templateFork, forkvmDisk, qemuDisk}
 
 // partNames are the parts of all, in their order.
 var partNames = []string{"native", "linux", "lab"}
@@ -148,4 +149,13 @@ func defaultKernel() string {
 		return k
 	}
 	return "minimal"
+}
+
+// agentProgram is the program that becomes the agent of guests.
+func (o options) agentProgram() (string, error) {
+	if o.agent != "" {
+		return o.agent, nil
+	}
+	self, err := os.Executable()
+	return filepath.Join(filepath.Dir(self), "forkvm-agent"), err
 }

@@ -50,6 +50,7 @@ func goals() []goal {
 		goal{result.Lab, "time per child to first life, 4 by 1", "fork-pooled/time_per_child/n=4", "fork-pooled/time_per_child", p50, 1},
 		goal{result.Lab, "fork to first reply, by a cold boot's", "fork-pooled/first_reply", "cold-boot/first_reply", p50, 1. / 15},
 		goal{result.Lab, "restore from disk to first reply, by a fork's", "restore-disk/first_reply", "fork-pooled/first_reply", p50, 2},
+		goal{result.Lab, "template's name to first reply, by a fork's", "template-start/first_reply", "template-fork/first_reply/depth=2", p50, 1.3},
 	)
 	for _, job := range []string{"write_128k", "read_128k", "write_4k", "read_4k"} {
 		all = append(all, goal{result.Lab, "time of a disk request, " + job + ", by QEMU's", "forkvm-disk/" + job, "qemu-disk/" + job, p50, 1 / 0.7})
