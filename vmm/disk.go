@@ -35,7 +35,8 @@ type Disk struct {
 	// Image is zeros. Zero means the length of Image.
 	Size int64
 
-	// ReadOnly refuses what would change the disk.
+	// ReadOnly refuses what would change the disk. Such a disk of an Image is
+	// that file and nothing else, however many machines have it.
 	ReadOnly bool
 }
 

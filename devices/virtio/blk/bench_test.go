@@ -14,19 +14,11 @@ import (
 // either.
 func BenchmarkRequest(b *testing.B) {
 	const size, n = 4096, 1 << 20
-	backends := map[string]func(b *testing.B) blk.Backend{
-		"memory": func(*testing.B) blk.Backend { return blk.NewMemory(make([]byte, n)) },
-		"file": func(b *testing.B) blk.Backend {
-			return fileBackend(b, image(b, n/sector))
-		},
-	}
-	for _, backend := range []string{"memory", "file"} {
-		for _, kind := range []uint32{typeIn, typeOut} {
-			for _, depth := range []int{1, 32} {
-				b.Run(fmt.Sprintf("%s/%s/depth=%d", backend, map[uint32]string{typeIn: "read", typeOut: "write"}[kind], depth), func(b *testing.B) {
-					bench(b, backends[backend](b), kind, depth, size)
-				})
-			}
+	for _, kind := range []uint32{typeIn, typeOut} {
+		for _, depth := range []int{1, 32} {
+			b.Run(fmt.Sprintf("%s/depth=%d", map[uint32]string{typeIn: "read", typeOut: "write"}[kind], depth), func(b *testing.B) {
+				bench(b, blk.NewMemory(make([]byte, n)), kind, depth, size)
+			})
 		}
 	}
 }

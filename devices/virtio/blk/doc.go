@@ -1,6 +1,7 @@
 // Package blk is the virtio block device (section 5.2): a disk of 512-byte
-// sectors whose bytes a [Backend] holds. [File] and [Memory] are two simple
-// ones.
+// sectors whose bytes a [Backend] holds. [Memory] is a simple one; package
+// snapshot/disk has the one for files, be it a read-only image or layers with
+// what a machine has written on top.
 //
 // Data goes straight between guest memory and the backend. What the backend
 // need not wait for, which it says itself if it is a [Trier], is served at once

@@ -374,3 +374,15 @@ func gather(p []byte, bufs [][]byte) (n int) {
 	}
 	return n
 }
+
+// advance takes the first n bytes off bufs, and empty buffers behind them.
+func advance(bufs [][]byte, n int) [][]byte {
+	for len(bufs) > 0 && n >= len(bufs[0]) {
+		n -= len(bufs[0])
+		bufs = bufs[1:]
+	}
+	if n > 0 {
+		bufs[0] = bufs[0][n:]
+	}
+	return bufs
+}
