@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,24 +18,14 @@ import (
 	"time"
 
 	"github.com/erofs/go-erofs"
+
+	"github.com/forkvm/forkvm/initrd/rootfs/internal/tooltest"
 )
 
 // tool runs a program of erofs-utils, which must succeed.
 func tool(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	bin, err := exec.LookPath(name)
-	if err != nil {
-		const reason = "erofs-utils is not installed"
-		if os.Getenv("FORKVM_REQUIRE_TOOLS") == "1" {
-			t.Fatal(reason)
-		}
-		t.Skip(reason)
-	}
-	out, err := exec.CommandContext(t.Context(), bin, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return tooltest.Run(t, "erofs-utils", name, args...)
 }
 
 // built is an image in a file.

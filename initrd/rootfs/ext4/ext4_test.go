@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/forkvm/forkvm/initrd/rootfs/internal/tooltest"
 )
 
 var uuid = [16]byte{0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0x4d, 0xef, 0x81, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef}
@@ -18,22 +19,7 @@ var uuid = [16]byte{0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0x4d, 0xef, 0x81, 0x23, 
 // tool runs a program of e2fsprogs, which must succeed and say nothing is wrong.
 func tool(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	bin, err := exec.LookPath(name)
-	if err != nil {
-		bin, err = exec.LookPath("/usr/sbin/" + name)
-	}
-	if err != nil {
-		const reason = "e2fsprogs is not installed"
-		if os.Getenv("FORKVM_REQUIRE_TOOLS") == "1" {
-			t.Fatal(reason)
-		}
-		t.Skip(reason)
-	}
-	out, err := exec.CommandContext(t.Context(), bin, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return tooltest.Run(t, "e2fsprogs", name, args...)
 }
 
 func write(t *testing.T, size int64, opts Options) string {
