@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkvm/forkvm/kvm/probe/probetest"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -26,7 +27,7 @@ func TestScenarioB11KilledInTheMiddleOfWrites(t *testing.T) {
 		writeUntilKilled(t, dir)
 		return
 	}
-	needLinux(t)
+	probetest.NeedLinux(t)
 	dir := filepath.Join(t.TempDir(), "store")
 	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), killedWriter+"="+dir)

@@ -84,7 +84,10 @@ func helperMain(args []string) int {
 	return 0
 }
 
-// helperServe counts, sleeps and keeps a buffer, and answers questions.
+// helperServe counts, sleeps and keeps a buffer, and answers questions. It waits
+// for nothing with its sleeps: they are what is tested. A guest whose timers a
+// capture has lost never wakes from them, and one whose clock went back or
+// leapt finds that between two of them.
 func helperServe() error {
 	buf := make([]byte, helperBuffer)
 	rand.Read(buf)

@@ -22,6 +22,7 @@ import (
 	"github.com/forkvm/forkvm/initrd"
 	"github.com/forkvm/forkvm/initrd/rootfs"
 	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
+	"github.com/forkvm/forkvm/kvm/probe/probetest"
 )
 
 // The guests of this file have their root file system on disks. It has users,
@@ -38,7 +39,7 @@ var rooted = &guestKind{kernel: "minimal", vcpus: 1}
 
 func forkRooted(t testing.TB) *VM {
 	t.Helper()
-	needLinux(t)
+	probetest.NeedLinux(t)
 	rooted.once.Do(func() { rooted.vm, rooted.err = bootRooted(rooted.kernel, nil) })
 	return rooted.fork(t)
 }
@@ -178,7 +179,7 @@ func missing(t testing.TB, vm *VM, names ...string) {
 func TestRootWithBothKernels(t *testing.T) {
 	for _, kernel := range []string{"minimal", "debian"} {
 		t.Run(kernel, func(t *testing.T) {
-			needLinux(t)
+			probetest.NeedLinux(t)
 			vm, err := bootRooted(kernel, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -464,7 +465,7 @@ func oneFileTar(t testing.TB, size int64) io.Reader {
 
 // TestRootOfOneDisk keeps what is written in memory.
 func TestRootOfOneDisk(t *testing.T) {
-	needLinux(t)
+	probetest.NeedLinux(t)
 	vm, err := bootRooted("minimal", func(c *Config) { c.Disks, c.Root = c.Disks[:1], c.Root[:1] })
 	if err != nil {
 		t.Fatal(err)
@@ -482,7 +483,7 @@ func TestRootOfOneDisk(t *testing.T) {
 
 // TestRootThatCannotBe: Start fails at once and says why.
 func TestRootThatCannotBe(t *testing.T) {
-	needLinux(t)
+	probetest.NeedLinux(t)
 	images, err := rootImages()
 	if err != nil {
 		t.Fatal(err)
