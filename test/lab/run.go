@@ -134,9 +134,17 @@ func (j *job) run(ctx context.Context) (session.Exit, error) {
 	return j.runIn(ctx, l, k)
 }
 
-// checkDirect refuses what only makes sense in a machine of its own.
+// checkDirect refuses what only makes sense in a machine of its own. What a disk is for may be in
+// its folder on this host.
 func (j *job) checkDirect() error {
-	moved := len(j.options.Disks)+len(j.options.Trees) > 0
+	moved := false
+	for _, d := range j.options.Disks {
+		list, err := os.ReadDir(d.Guest)
+		moved = moved || err != nil || len(list) == 0
+	}
+	for _, t := range j.options.Trees {
+		moved = moved || t.Host != t.Guest
+	}
 	for _, c := range j.files {
 		moved = moved || c.Host != c.Guest
 	}
