@@ -19,7 +19,7 @@ E2FSCK = /sbin/e2fsck.static
 
 export CGO_ENABLED = 0
 
-.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test soak fuzz vuln clean
+.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test python-test soak fuzz vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,8 @@ kernel: ## build the minimal guest kernel (about 4 minutes, once)
 	@sh test/setup.sh kernel
 
 # What DEMO=python forks: here where this machine's KVM runs Linux, and else on
-# a disk of the lab's that is there in its place.
+# a disk of the lab's that is there in its place. Its test has a store of its own,
+# with the same images of bases.
 DEMO_TEMPLATES = $${FORKVM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/forkvm}/demo-templates
 
 demo: build ## boot a machine, fork it 8 times, show that each goes its own way (DEMO=python: run tests in forks of a template)
@@ -57,11 +58,14 @@ bench-page: ## docs/benchmarks.md and its plots, from test/bench/results
 # The lab is one thread of an emulator. So the rest runs at the same time, and
 # where there is but one CPU gives way.
 test: lint ## the whole suite
-	@$(MAKE) --no-print-directory -j2 READY=yes lab-test aside
+	@$(MAKE) --no-print-directory -j2 READY=yes lab-test aside python-test
 
-.PHONY: aside
-aside:
+.PHONY: aside bases
+aside: bases
 	@nice -n 19 $(MAKE) --no-print-directory -j1 unit race
+
+bases: build
+	@nice -n 19 sh test/setup.sh python "$(DEMO_TEMPLATES)"
 
 lint: setup ## gofmt, go vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
@@ -80,6 +84,13 @@ lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
 	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
+
+# A machine of its own, since the images are a disk of it. Of the whole suite it
+# is the end, when the other one is down.
+python-test: setup bases $(if $(READY),lab-test) ## python, git, pip and pytest in forks of the python template, on a genuine KVM
+	@bases="$(DEMO_TEMPLATES)/bases"; \
+	FORKVM_REQUIRE_KVM=1 FORKVM_REQUIRE_BASES=1 FORKVM_TEST_BASES="$$bases" FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -timeout 20m \
+		-exec "$(CURDIR)/bin/lab test --tree $$bases --file $(CURDIR)/bin/forkvm-agent" -run '^TestLinuxPython$$' ./api/template
 
 soak: build ## scenarios of many rounds in full, on this machine's KVM (Linux guests: FORKVM_TEST_KERNEL)
 	@FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test ./vmm -run TestScenarioSoak -scenario.full -timeout 3h -v $(ARGS)

@@ -2,9 +2,10 @@
 # Sets up a Debian machine: the packages, and the guest kernels in the cache.
 #
 #   test/setup.sh demo   what 'make demo' needs: QEMU for the lab, the stock kernel
-#   test/setup.sh test   that, a C compiler for the race detector, iasl, checkers of file systems, fio for the benchmarks, and the minimal kernel
-#   test/setup.sh python DIR   what 'make demo DEMO=python' needs: mmdebstrap, and in DIR and on a
-#                              disk for the lab, DIR.ext4, the image that the python template is made from
+#   test/setup.sh test   that, a C compiler for the race detector, iasl, checkers of file systems, fio for the benchmarks,
+#                        mmdebstrap, and the minimal kernel
+#   test/setup.sh python DIR   what 'make demo DEMO=python' and 'make python-test' need: mmdebstrap, and in DIR/bases
+#                              the image that the python template is made from; it is on a disk for the lab, DIR.ext4, too
 #   test/setup.sh kernel the minimal kernel alone
 #
 # As root it installs what is missing; for others it says what that is.
@@ -12,7 +13,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 demo="qemu-system-x86 e2fsprogs"
-tools="gcc libc6-dev acpica-tools erofs-utils e2fsck-static fio"
+tools="gcc libc6-dev acpica-tools erofs-utils e2fsck-static fio mmdebstrap"
 
 say() { echo "setup: $*" >&2; }
 

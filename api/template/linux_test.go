@@ -46,18 +46,23 @@ func needLinux(t testing.TB) {
 	}
 }
 
-// linuxStore is an empty store whose machines are small.
-func linuxStore(t *testing.T) *Store {
+// linuxMachine is one of the usual size.
+func linuxMachine(t *testing.T) Machine {
 	t.Helper()
 	needLinux(t)
 	kernel, err := initrd.FindKernel(t.Context(), first(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return openStore(t, t.TempDir(), Options{Machine: Machine{
-		Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE"),
-		Memory: 256 << 20, Disk: 64 << 20,
-	}})
+	return Machine{Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE")}
+}
+
+// linuxStore is an empty store whose machines are small.
+func linuxStore(t *testing.T) *Store {
+	t.Helper()
+	m := linuxMachine(t)
+	m.Memory, m.Disk = 256<<20, 64<<20
+	return openStore(t, t.TempDir(), Options{Machine: m})
 }
 
 func openStore(t *testing.T, dir string, o Options) *Store {
