@@ -24,7 +24,9 @@ type Spec struct {
 	Context string
 	// Args are values for ARG.
 	Args map[string]string
-	// Machine is what the machine is like. What it leaves open is as in Options.
+	// Machine is what the machine is like. What it leaves open is as in Options,
+	// or, if FROM names a template, as in that. Then nothing else is possible
+	// (ErrMachine), and Kernel, Cmdline, Agent and KVM are not looked at.
 	Machine Machine
 }
 
@@ -78,7 +80,11 @@ func (e *StepError) Unwrap() error { return e.Err }
 // cause has not changed since a build before, successful or not, are not run
 // again, up to the first that has to be. Builds of one name take turns.
 //
-// It fails with ErrSyntax, ErrName, ErrNoTool, a *StepError, or what machines
+// What FROM says of a template, that it is one, its machine and its settings, is
+// as it is when the build begins. A template that was made from another needs it
+// no longer: either may be built again or removed, and the other stays.
+//
+// It fails with ErrSyntax, ErrName, ErrMachine, ErrNoTool, a *StepError, or what machines
 // and snapshots fail with. A template of that name then stays as it is.
 func (s *Store) Build(ctx context.Context, spec Spec, o BuildOptions) (Info, error) {
 	f, err := spec.parse()
@@ -155,6 +161,11 @@ func (s *Store) Fetch(ctx context.Context, from string, output io.Writer) (int64
 	if output == nil {
 		output = io.Discard
 	}
+	if p, err := s.parent(from, ""); err != nil {
+		return 0, err
+	} else if p != nil {
+		return p.Base, nil // it is in the template's machine
+	}
 	b, err := s.bases.find(ctx, from, "", false, output)
 	if err != nil {
 		return 0, fmt.Errorf("template: fetch: %w", err)
@@ -172,6 +183,7 @@ type builder struct {
 	begin time.Time
 
 	context *copyContext
+	parent  *Info // nil: FROM names no template
 	setting setting
 	base    base
 	plan    plan
@@ -215,23 +227,39 @@ func (b *builder) prepare(ctx context.Context) (err error) {
 	if err := b.file.checkArgs(b.spec.Args); err != nil {
 		return err
 	}
-	b.setting, err = b.store.machines.prepare(ctx, b.spec.Machine.withDefaults(b.store.opts.Machine))
-	if err != nil {
-		return err
-	}
 	b.log.printf("FROM %s", from)
-	b.base, err = b.store.bases.find(ctx, from, b.spec.Context, b.o.Pull, b.log)
+	begin, err := b.prepareFrom(ctx, from)
 	if err != nil {
 		return err
-	}
-	if b.base.Sum == "" {
-		b.setting.Disk = 0
 	}
 	if b.plan, err = b.file.plan(b.base.Config, b.spec.Args); err != nil {
 		return err
 	}
-	b.keys, b.sums, err = b.plan.keys(ctx, b.context, b.setting.ingredients(b.base).key())
+	b.keys, b.sums, err = b.plan.keys(ctx, b.context, begin)
 	return err
+}
+
+// prepareFrom finds what FROM names, or makes it, and returns its key.
+func (b *builder) prepareFrom(ctx context.Context, from string) (key, error) {
+	p, err := b.store.parent(from, b.spec.Name)
+	if err != nil {
+		return "", err
+	}
+	if p != nil {
+		return parentKey(p.Snapshot), b.inherit(p)
+	}
+	b.setting, err = b.store.machines.prepare(ctx, b.spec.Machine.withDefaults(b.store.opts.Machine))
+	if err != nil {
+		return "", err
+	}
+	b.base, err = b.store.bases.find(ctx, from, b.spec.Context, b.o.Pull, b.log)
+	if err != nil {
+		return "", err
+	}
+	if b.base.Sum == "" {
+		b.setting.Disk = 0
+	}
+	return b.setting.ingredients(b.base).key(), nil
 }
 
 func (s setting) ingredients(from base) ingredients {
@@ -309,7 +337,7 @@ func (b *builder) do(k int, fn func(out io.Writer) error) error {
 	return nil
 }
 
-// resume makes the machine of the last step that is cached, or boots one.
+// resume makes the machine of the last step that is cached, or the first one.
 // next is the step to go on with.
 func (b *builder) resume(ctx context.Context) (m machine, next int, err error) {
 	for k := len(b.keys) - 1; k >= 0 && !b.o.NoCache; k-- {
@@ -330,11 +358,7 @@ func (b *builder) resume(ctx context.Context) (m machine, next int, err error) {
 		return m, k, nil
 	}
 	err = b.do(0, func(io.Writer) error {
-		image := ""
-		if b.base.Sum != "" {
-			image = b.store.bases.image(b.base)
-		}
-		if m, err = b.store.machines.boot(ctx, b.setting, image); err != nil {
+		if m, err = b.first(ctx); err != nil {
 			return err
 		}
 		if err := b.keep(ctx, m, 0); err != nil {
@@ -343,6 +367,18 @@ func (b *builder) resume(ctx context.Context) (m machine, next int, err error) {
 		return nil
 	})
 	return m, 0, err
+}
+
+// first makes the machine that the first step changes.
+func (b *builder) first(ctx context.Context) (machine, error) {
+	if b.parent != nil {
+		return b.goOn(ctx)
+	}
+	image := ""
+	if b.base.Sum != "" {
+		image = b.store.bases.image(b.base)
+	}
+	return b.store.machines.boot(ctx, b.setting, image)
 }
 
 // keep stores what step k, from 0, came to.
@@ -406,6 +442,9 @@ func (b *builder) info(stored snapshot.Info) Info {
 		From: b.base.From, Source: string(b.spec.Source), Config: b.plan.config,
 		Memory: b.setting.Memory, Disk: b.setting.Disk, VCPUs: b.setting.VCPUs, Kernel: stored.Kernel.Version,
 		Base: b.base.Size, Stored: stored.Stored, BuildSeconds: time.Since(b.begin).Seconds(), Log: b.log.path,
+	}
+	if b.parent != nil {
+		info.Parent = b.parent.Snapshot
 	}
 	for _, k := range b.keys {
 		info.Steps = append(info.Steps, string(k))

@@ -55,6 +55,13 @@ func (i ingredients) key() key {
 	return k.key()
 }
 
+// parentKey is the key of a machine that was a template's.
+func parentKey(snapshot string) key {
+	k := &keyWriter{sha256.New()}
+	k.text(keyFormat, "template", snapshot)
+	return k.key()
+}
+
 // after is the key after a step on what has the key k. sum is that of what it
 // copies.
 func (s step) after(k key, sum string) key {

@@ -70,7 +70,8 @@ func (i *instruction) fail(format string, args ...any) error {
 // Parse reads a template's file. These instructions of a Containerfile are
 // understood, and all others refused:
 //
-//	FROM        base, debian, python, a path, or a reference to an image
+//	FROM        base, debian, python, the name of another template that is
+//	            built, a path, or a reference to an image
 //	RUN         a line for /bin/sh, or a JSON list of words
 //	COPY        [--chown=USER[:GROUP]] SOURCE... DESTINATION
 //	ENV         NAME=VALUE..., or NAME VALUE
@@ -78,6 +79,10 @@ func (i *instruction) fail(format string, args ...any) error {
 //	WORKDIR, USER
 //	CMD         the command that is captured while it runs
 //	HEALTHCHECK CMD ..., or NONE: tells by success that the CMD is ready
+//
+// A template that FROM names goes on from where it was captured: with what it
+// runs, to which a CMD is added. It comes before an image of the same name,
+// which can be told from it by a tag, as in name:latest.
 //
 // The first must be FROM; only ARG may come before it. An error is a
 // *SyntaxError.

@@ -30,7 +30,8 @@ type Config struct {
 	// User is whom they run as; empty: root.
 	User string `json:"user,omitempty"`
 	// Cmd is the template's start command, which runs in its machines already,
-	// or else what the container image it was made of has for one.
+	// or else what the template or the container image it was made of has for
+	// one.
 	Cmd []string `json:"cmd,omitempty"`
 }
 

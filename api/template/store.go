@@ -49,6 +49,9 @@ type Info struct {
 	// From is what it was made from, Source the file that says how.
 	From   string `json:"from"`
 	Source string `json:"source"`
+	// Parent is the snapshot that a template had which From is the name of; it
+	// need not be there any more. Empty: From is no template's name.
+	Parent string `json:"parent,omitempty"`
 	Config Config `json:"config"`
 	// Memory and Disk are in bytes; Disk is 0 where there is none.
 	Memory int64 `json:"memory"`

@@ -64,7 +64,7 @@ func onTemplates(cmd *cobra.Command, do func(cmd *cobra.Command, store *template
 
 // templateError is err with the exit code that it stands for.
 func templateError(err error) error {
-	if errors.Is(err, template.ErrName) || errors.Is(err, template.ErrSyntax) {
+	if errors.Is(err, template.ErrName) || errors.Is(err, template.ErrSyntax) || errors.Is(err, template.ErrMachine) {
 		return &codeError{exitUsage, err}
 	}
 	return err
@@ -85,8 +85,9 @@ func newTemplateBuild() *cobra.Command {
 		Short: "Build a template",
 		Long: `Build a template as a file says, which is a subset of a Containerfile:
 
-  FROM        base, debian, python, a path (a directory, a tar archive, an image layout,
-              what docker save writes), or a reference to an image of a registry
+  FROM        base, debian, python, another template, a path (a directory, a tar archive,
+              an image layout, what docker save writes), or a reference to an image of a
+              registry, which is name:latest where there is a template of its name
   RUN         a line for /bin/sh, or a JSON list of words
   COPY        [--chown=USER[:GROUP]] SOURCE... DESTINATION, out of the CONTEXT directory
   ENV, WORKDIR, USER   for what follows, and for commands in forks
@@ -97,6 +98,9 @@ func newTemplateBuild() *cobra.Command {
 The file is CONTEXT/Containerfile or CONTEXT/Dockerfile unless -f names another. Steps
 that are still the same as in a build before are not run again. Without file and
 CONTEXT, the name is that of a built-in template.
+
+What is made from another template does not boot but goes on from there, with the same
+memory, disk, CPUs and kernel, and needs it no longer once it is built.
 
 What steps print goes to standard error, and to a log: 'forkvm template log'.`,
 		Example: `  forkvm template build -t web --build-arg VERSION=2 .
@@ -119,6 +123,7 @@ What steps print goes to standard error, and to a log: 'forkvm template log'.`,
 	f.BoolVar(&b.pull, "pull", false, "get what FROM names again")
 	asJSON := jsonFlag(cmd)
 	return onTemplates(cmd, func(cmd *cobra.Command, store *template.Store, args []string) error {
+		b.forget(cmd)
 		spec, err := b.spec(cmd.Context(), cmd.InOrStdin(), args)
 		if err != nil {
 			return err
@@ -133,6 +138,21 @@ What steps print goes to standard error, and to a log: 'forkvm template log'.`,
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), info.Name)
 		return err
 	})
+}
+
+// forget leaves open what was not asked for: a template that is made from
+// another has it from there, and the defaults are the library's.
+func (b *templateBuildFlags) forget(cmd *cobra.Command) {
+	asked := cmd.Flags().Changed
+	if !asked("memory") {
+		b.memory = 0
+	}
+	if !asked("disk") {
+		b.disk = 0
+	}
+	if !asked("cpus") {
+		b.cpus = 0
+	}
 }
 
 // spec is what the flags and arguments ask for.

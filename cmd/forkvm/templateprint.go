@@ -25,7 +25,11 @@ func printTemplate(w io.Writer, i template.Info) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
 	line("name", "%s", i.Name)
-	line("from", "%s, an image of %s", i.From, size(i.Base))
+	if i.Parent != "" {
+		line("from", "%s, a template, which was snapshot %s", i.From, i.Parent)
+	} else {
+		line("from", "%s, an image of %s", i.From, size(i.Base))
+	}
 	line("created", "%s (%s), in %.1f s", i.Created.Local().Format(time.RFC3339), humanize.Time(i.Created), i.BuildSeconds)
 	line("snapshot", "%s, stored %s", i.Snapshot, size(i.Stored))
 	line("key", "%s", i.Key)
