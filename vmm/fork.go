@@ -41,8 +41,7 @@ func (vm *VM) Fork(ctx context.Context, n int) ([]*VM, error) {
 	return children, nil
 }
 
-// startAll starts n machines, some at a time. The first failure ends the
-// others.
+// startAll starts n machines, all or none. The first failure ends the others.
 func (i *Image) startAll(ctx context.Context, begin time.Time, n int) ([]*VM, error) {
 	if n == 1 {
 		child, err := i.start(ctx, begin, StartOptions{})
@@ -51,27 +50,19 @@ func (i *Image) startAll(ctx context.Context, begin time.Time, n int) ([]*VM, er
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	children := make([]*VM, n)
-	// More than a few for each CPU only compete; but a child that waits for
-	// its guest uses none.
-	slots := make(chan struct{}, max(16, 4*runtime.NumCPU()))
-	var wg sync.WaitGroup
-	for k := range n {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			var err error
-			if err = ctx.Err(); err == nil {
-				children[k], err = i.start(ctx, begin, StartOptions{})
-			}
-			if err != nil {
-				cancel(fmt.Errorf("child %d of %d: %w", k+1, n, err))
-			}
-		})
-	}
-	wg.Wait()
+	several(n, func(k int) {
+		var err error
+		if err = ctx.Err(); err == nil {
+			children[k], err = i.start(ctx, begin, StartOptions{})
+		}
+		if err != nil {
+			cancel(fmt.Errorf("child %d of %d: %w", k+1, n, err))
+		}
+	})
 	if ctx.Err() == nil {
 		return children, nil
 	}
+	var wg sync.WaitGroup
 	for _, c := range children {
 		if c != nil {
 			wg.Go(func() { c.Close() })
@@ -79,6 +70,42 @@ func (i *Image) startAll(ctx context.Context, begin time.Time, n int) ([]*VM, er
 	}
 	wg.Wait()
 	return nil, context.Cause(ctx)
+}
+
+// StartEach starts a machine for each of the options, some at a time, and
+// returns each of them, or why there is none. If ctx ends first, those that are
+// complete are returned all the same.
+func (i *Image) StartEach(ctx context.Context, options []StartOptions) ([]*VM, []error) {
+	begin, n := time.Now(), len(options)
+	defer i.pool.refill()
+	children, errs := make([]*VM, n), make([]error, n)
+	if err := i.makeRoom(max(n, 1)); err != nil {
+		for k := range errs {
+			errs[k] = err
+		}
+		return children, errs
+	}
+	several(n, func(k int) {
+		if errs[k] = ctx.Err(); errs[k] == nil {
+			children[k], errs[k] = i.start(ctx, begin, options[k])
+		}
+	})
+	return children, errs
+}
+
+// several calls f for 0 to n-1, as many at a time as is of use: more than a few
+// for each CPU only compete, but a child that waits for its guest uses none.
+func several(n int, f func(k int)) {
+	slots := make(chan struct{}, max(16, 4*runtime.NumCPU()))
+	var wg sync.WaitGroup
+	for k := range n {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			f(k)
+		})
+	}
+	wg.Wait()
 }
 
 // Prepare builds what forks of this machine and of its descendants need ahead,
