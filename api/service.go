@@ -56,8 +56,8 @@ type Service interface {
 	Template(ctx context.Context, name string) (*Template, error)
 
 	// Events calls f with what happens until ctx ends or f fails, and returns
-	// that error.
-	Events(ctx context.Context, q EventQuery, f func(Event) error) error
+	// that error. Ready, if not nil, is called when nothing is missed any more.
+	Events(ctx context.Context, q EventQuery, ready func(), f func(Event) error) error
 
 	Commands
 	Files
