@@ -26,7 +26,7 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 	// Before the first output. If it fails the reader below will notice.
 	_ = c.w.WriteValue(proto.TypeReply, &proto.Started{ID: p.id, PID: p.pid})
 	s.crew.run(func() {
-		p.run(req.Timeout, func() { s.kill(p) })
+		p.run(req.Timeout, req.IdleTimeout, func() { s.kill(p) })
 		s.procs.ended(p)
 		s.cgroup.put(p.cgroup)
 		s.spares.prepare()
@@ -40,13 +40,28 @@ func (s *server) exec(c *conn, h proto.Handshake) error {
 	case <-p.done:
 		return c.finish(p.exit, gone)
 	case err := <-gone:
-		if s.opts.KeepOnReset && isReset(err) {
-			p.detached.Store(true)
+		if err == errLeave {
+			return s.leave(c, p)
+		}
+		if s.opts.KeepOnReset && isReset(err) && s.procs.detach(p) {
 			return nil
 		}
 		s.kill(p)
 		return protocolError(err)
 	}
+}
+
+// leave puts p in the background, as its client has asked, and says so once
+// there is nothing more to come for that client.
+func (s *server) leave(c *conn, p *process) error {
+	if !s.procs.detach(p) {
+		<-p.done
+		return ignoreGone(c.w.WriteValue(proto.TypeExit, &p.exit))
+	}
+	for _, o := range p.outs {
+		o.connect(nil)
+	}
+	return ignoreGone(c.w.Write(proto.TypeLeave))
 }
 
 // finish sends how a command ended and waits until the client goes or has the
@@ -61,10 +76,14 @@ func (c *conn) finish(exit proto.Exit, gone <-chan error) error {
 	return nil
 }
 
-var errNext = fmt.Errorf("%w: another operation", proto.ErrUnexpectedFrame)
+// What a client may say besides its input, where it may.
+var (
+	errNext  = fmt.Errorf("%w: another operation", proto.ErrUnexpectedFrame)
+	errLeave = fmt.Errorf("%w: leave", proto.ErrUnexpectedFrame)
+)
 
-// readInput takes a client's input for p until the client goes, or has another
-// operation, which it may have only once it was told that p has ended. It always
+// readInput takes a client's input for p until the client goes, leaves p, or has
+// another operation, which it may have only once it was told that p has ended. It always
 // reads, so that it notices at once.
 func (c *conn) readInput(p *process, wanted bool) error {
 	src := &source{w: c.w}
@@ -84,6 +103,8 @@ func (c *conn) readInput(p *process, wanted bool) error {
 		case t == proto.TypeHandshake:
 			c.next = payload
 			return errNext
+		case t == proto.TypeLeave:
+			return errLeave
 		default:
 			return fmt.Errorf("%w: %v", proto.ErrUnexpectedFrame, t)
 		}
@@ -110,6 +131,19 @@ func (s *server) kill(p *process) {
 	})
 }
 
+// signal sends a signal to the process group of a command. SIGKILL ends all its
+// processes, as a time-out does.
+func (s *server) signal(p *process, sig syscall.Signal) error {
+	if sig != syscall.SIGKILL {
+		return s.reaper.signal(p.pid, sig)
+	}
+	if err := s.reaper.signal(p.pid, 0); err != nil {
+		return err
+	}
+	s.kill(p)
+	return nil
+}
+
 // killAll ends every command and waits for them.
 func (s *server) killAll() {
 	for _, p := range s.procs.all() {
@@ -134,7 +168,7 @@ func (s *server) onProcess(ctx context.Context, c *conn, h proto.Handshake) erro
 	case proto.OpWait:
 		return c.wait(p)
 	case proto.OpSignal:
-		err = s.reaper.signal(p.pid, syscall.Signal(req.Signal))
+		err = s.signal(p, syscall.Signal(req.Signal))
 	case proto.OpResize:
 		if p.pty == nil {
 			return &proto.Error{Code: proto.CodeState, Message: "the process has no terminal"}

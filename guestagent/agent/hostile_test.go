@@ -305,6 +305,7 @@ func FuzzAgent(f *testing.F) {
 	f.Add("tar-in", `{"path":"d"}`, string(frame(proto.TypeData, "x"))+string(frame(proto.TypeEOF, "")))
 	exec, _ := proto.Encode(proto.ExecRequest{Path: "/bin/true", Args: []proto.Text{"true"}, Stdin: true})
 	f.Add("exec", string(exec), string(frame(proto.TypeData, "x")))
+	f.Add("exec", string(exec), string(frame(proto.TypeLeave, ""))+string(frame(proto.TypeData, "x")))
 	f.Add("attach", `{"id":1,"stdin":true}`, string(frame(proto.TypeEOF, "")))
 	f.Add("readdir", `{"path":"."}`, "")
 	p := newPipes()

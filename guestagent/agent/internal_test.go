@@ -147,7 +147,7 @@ func TestOutputWaitsForTheReply(t *testing.T) {
 	exited <- 0
 	p.exited = exited
 	std.closeChild()
-	p.run(0, nil)
+	p.run(0, 0, nil)
 	if got := sent.String(); !strings.HasSuffix(got, "early") {
 		t.Errorf("delivered after run: %q", got)
 	}

@@ -31,6 +31,11 @@ type output struct {
 	typ  proto.Type      // TypeStdout or TypeStderr
 	file *os.File        // the read end of the pipe, or the terminal
 	flow <-chan struct{} // closed when output may be delivered; nil: at once
+	// printed, if not nil, is told of output, and again when it was delivered. It
+	// is set before there is flow.
+	printed func()
+
+	sending sync.Mutex // held while output goes to live; taken before mu
 
 	mu    sync.Mutex
 	moved sync.Cond     // signals a change of ring or ended
@@ -45,8 +50,11 @@ func newOutput(typ proto.Type, f *os.File, live *proto.Writer, keep int) *output
 	return o
 }
 
-// connect has what is delivered from now on go to w, which may be nil.
+// connect has what is delivered from now on go to w, which may be nil. When it
+// returns, nothing more goes to the client before.
 func (o *output) connect(w *proto.Writer) {
+	o.sending.Lock()
+	defer o.sending.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.live = w
@@ -140,19 +148,34 @@ func (o *output) deliver(b []byte) {
 	if o.flow != nil {
 		<-o.flow
 	}
+	if o.printed != nil {
+		o.printed()
+		defer o.printed()
+	}
+	if o.send(b) {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ring.write(b)
+	o.moved.Broadcast()
+}
+
+// send passes b on to the client that is connected, if there is one, and
+// reports whether it took it.
+func (o *output) send(b []byte) bool {
+	o.sending.Lock()
+	defer o.sending.Unlock()
 	o.mu.Lock()
 	live := o.live
 	o.mu.Unlock()
-	if live != nil {
-		if live.Write(o.typ, b) == nil {
-			return
-		}
+	if live != nil && live.Write(o.typ, b) == nil {
+		return true
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.live = nil
-	o.ring.write(b)
-	o.moved.Broadcast()
+	return false
 }
 
 // follow writes the stream to w from what the ring keeps on, or from now on if

@@ -80,12 +80,20 @@ func (p *process) hasExited() bool { return len(p.exited) > 0 }
 
 // run moves the command's streams until it has ended and all its output was
 // delivered, then sets exit.
-func (p *process) run(timeout time.Duration, kill func()) {
+func (p *process) run(timeout, idle time.Duration, kill func()) {
+	expire := func() {
+		p.timedOut.Store(true)
+		kill()
+	}
 	if timeout > 0 {
-		defer time.AfterFunc(timeout, func() {
-			p.timedOut.Store(true)
-			kill()
-		}).Stop()
+		defer time.AfterFunc(timeout, expire).Stop()
+	}
+	if idle > 0 {
+		t := time.AfterFunc(idle, expire)
+		defer t.Stop() // when no pump is left that would start it again
+		for _, o := range p.outs {
+			o.printed = func() { t.Reset(idle) }
+		}
 	}
 	if p.flow != nil {
 		close(p.flow)
@@ -181,6 +189,18 @@ func (t *table) ended(p *process) {
 		}
 		t.finished = slices.Delete(t.finished, 0, over)
 	}
+}
+
+// detach has a process outlive its client. It reports false if it has ended,
+// and is not listed any more.
+func (t *table) detach(p *process) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.procs[p.id] != p {
+		return false
+	}
+	p.detached.Store(true)
+	return true
 }
 
 func (t *table) find(id uint64) (*process, error) {

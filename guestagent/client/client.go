@@ -80,6 +80,8 @@ type conn struct {
 	w    *proto.Writer
 	ctx  context.Context
 	stop func() bool // ends the watch on ctx
+
+	leave func(error) // leaves the command for that reason; nil: it is not to be left
 }
 
 // start connects, and sends the handshake of an operation.

@@ -58,6 +58,14 @@ type Cmd struct {
 	// Timeout, if not 0, is when the agent kills the command with all its
 	// processes; Wait then returns an error that is ErrTimeout.
 	Timeout time.Duration
+	// IdleTimeout, if not 0, does the same when the command has printed nothing,
+	// or nothing that was taken, for that long.
+	IdleTimeout time.Duration
+	// Leave has the command go on in the background, where [Client.Attach]
+	// reaches it, when ctx is done after Start or Stdin fails: Wait returns the
+	// cause. Its input stays open. What was printed before was written by then, and
+	// what comes after is kept.
+	Leave bool
 	// Detach makes the command outlive this client: it runs in the background
 	// and Start does not stay connected. Streams are not connected; with
 	// OpenStdin its input stays open for clients that attach.
@@ -130,6 +138,7 @@ func (c *Cmd) start() (*conn, error) {
 		Path: proto.Text(c.Path), Args: proto.Texts(c.Args), Env: proto.Texts(c.Env), ExtraEnv: proto.Texts(c.ExtraEnv),
 		Dir: proto.Text(c.Dir), User: c.User, TTY: c.TTY, Timeout: c.Timeout,
 		Stdin: c.Stdin != nil || c.Detach && c.OpenStdin, Detach: c.Detach,
+		IdleTimeout: c.IdleTimeout,
 	})
 	if err != nil {
 		return nil, err
@@ -140,6 +149,9 @@ func (c *Cmd) start() (*conn, error) {
 		return nil, fmt.Errorf("client: exec %s: %w", c.Path, err)
 	}
 	c.id, c.pid = reply.ID, reply.PID
+	if c.Leave && !c.Detach {
+		cn.leaves()
+	}
 	return cn, nil
 }
 

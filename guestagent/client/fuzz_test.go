@@ -31,6 +31,7 @@ func FuzzClient(f *testing.F) {
 		return func(w *proto.Writer) { _ = w.WriteValue(t, v) }
 	}
 	add(value(proto.TypeReply, proto.Started{ID: 1}), raw(proto.TypeStdout, "out"), raw(proto.TypeCredit, "\x00\x00\x00\x01"), value(proto.TypeExit, proto.Exit{Code: 1}))
+	add(value(proto.TypeReply, proto.Started{ID: 1}), raw(proto.TypeLeave, ""))
 	add(raw(proto.TypeReply, `{"name":"f","size":3}`), raw(proto.TypeData, "abc"), raw(proto.TypeEOF, ""))
 	add(raw(proto.TypeItem, `[{"name":"a"}]`), raw(proto.TypeItem, `{"id":3}`), raw(proto.TypeEOF, ""))
 	add(raw(proto.TypeError, `{"code":"file","errno":2,"message":"no"}`))

@@ -61,12 +61,18 @@ func (c *conn) send(r io.Reader, win *window) error {
 		if n > 0 && (!win.take(n) || c.w.Write(proto.TypeData, buf[:n]) != nil) {
 			return nil
 		}
-		if err != nil {
+		if err == io.EOF {
 			_ = c.w.Write(proto.TypeEOF)
-			if err == io.EOF {
-				return nil
+			return nil
+		}
+		if err != nil {
+			err = fmt.Errorf("standard input: %w", err)
+			if c.leave != nil {
+				c.leave(err)
+			} else {
+				_ = c.w.Write(proto.TypeEOF)
 			}
-			return fmt.Errorf("standard input: %w", err)
+			return err
 		}
 	}
 }
@@ -91,6 +97,8 @@ func (c *conn) receive(s streams, win *window) (exit proto.Exit, outErr, err err
 		case proto.TypeExit:
 			err := decode(payload, &exit)
 			return exit, outErr, err
+		case proto.TypeLeave:
+			return exit, outErr, c.left()
 		default:
 			return exit, outErr, unexpected(t)
 		}

@@ -174,8 +174,9 @@ func (r *RenewReply) parse(d *decoder) {
 const (
 	execStdin = 1 << iota
 	execDetach
-	execEnv // the environment is given, if only as empty
-	execTTY // its size follows at the end
+	execEnv  // the environment is given, if only as empty
+	execTTY  // its size follows at the end
+	execIdle // the idle time-out follows after that
 	execFlags
 )
 
@@ -192,6 +193,9 @@ func (r ExecRequest) flags() (f byte) {
 	if r.TTY != nil {
 		f |= execTTY
 	}
+	if r.IdleTimeout != 0 {
+		f |= execIdle
+	}
 	return f
 }
 
@@ -207,6 +211,9 @@ func (r ExecRequest) append(b []byte) []byte {
 	if r.TTY != nil {
 		b = binary.BigEndian.AppendUint16(b, r.TTY.Rows)
 		b = binary.BigEndian.AppendUint16(b, r.TTY.Cols)
+	}
+	if r.IdleTimeout != 0 {
+		b = binary.AppendVarint(b, int64(r.IdleTimeout))
 	}
 	return b
 }
@@ -229,6 +236,9 @@ func (r *ExecRequest) parse(d *decoder) {
 		if size := d.take(4); size != nil {
 			r.TTY = &WinSize{Rows: binary.BigEndian.Uint16(size), Cols: binary.BigEndian.Uint16(size[2:])}
 		}
+	}
+	if flags&execIdle != 0 {
+		r.IdleTimeout = time.Duration(d.varint())
 	}
 }
 

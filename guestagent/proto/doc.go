@@ -6,7 +6,8 @@
 // operation with its request; the agent answers with a reply or an [Error],
 // and the rest depends on the operation:
 //
-//	exec, attach   client: Data* EOF        agent: Reply, then Stdout, Stderr and Credit, then Exit
+//	exec           client: Data* EOF Leave  agent: Reply, then Stdout, Stderr and Credit, then Exit or Leave
+//	attach         client: Data* EOF        agent: Reply, then Stdout, Stderr and Credit, then Exit
 //	wait           client: nothing          agent: Exit
 //	open           client: ReadAt, WriteAt, Call, one at a time; each is answered by Data, EOF, Reply or Error
 //	tar-out        client: nothing          agent: Reply Data* EOF, or Error at any point
@@ -19,6 +20,14 @@
 // the agent always reads and sees at once when its client is gone: a client
 // may have at most [StdinWindow] bytes under way that no Credit frame gave
 // back.
+//
+// A client whose connection ends takes its command along. To have it go on in
+// the background it sends Leave instead, and reads on until the agent answers
+// with Leave too, or with Exit if the command had ended: what is printed before
+// that is this client's, and what comes after is kept for those who attach. An
+// agent from before there was Leave treats it as it treats whatever it does not
+// expect: the command ends, as it does when the client just goes. So it needed no
+// new version, which would have made stored machines useless.
 //
 // Either side may be hostile. A frame says its length before its payload and
 // is refused if that exceeds [MaxPayload]; memory is taken as bytes arrive and

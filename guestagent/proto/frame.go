@@ -51,11 +51,12 @@ const (
 	TypeWriteAt                   // int64 offset, then the bytes
 	TypeCall                      // JSON FileCall on an open file
 	TypeReady                     // JSON Info, the only frame on the ready port
+	TypeLeave                     // empty: the client goes and its command stays, and the answer to that
 )
 
 // String returns the type's name.
 func (t Type) String() string {
-	names := [...]string{"", "handshake", "reply", "error", "data", "stdout", "stderr", "eof", "credit", "exit", "item", "read", "write", "call", "ready"}
+	names := [...]string{"", "handshake", "reply", "error", "data", "stdout", "stderr", "eof", "credit", "exit", "item", "read", "write", "call", "ready", "leave"}
 	if t == 0 || int(t) >= len(names) {
 		return fmt.Sprintf("type %d", byte(t))
 	}

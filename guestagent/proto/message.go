@@ -67,6 +67,9 @@ type ExecRequest struct {
 	TTY      *WinSize      // run on a new terminal of this size
 	Timeout  time.Duration // 0: none
 	Detach   bool          // outlives this connection
+	// IdleTimeout ends the command when it printed nothing for that long. 0:
+	// none. An agent from before there was one refuses a request that has it.
+	IdleTimeout time.Duration
 }
 
 // Validate implements [Validator].
@@ -78,7 +81,7 @@ func (r *ExecRequest) Validate() error {
 		return errors.New("proto: exec: no arguments, not even argv[0]")
 	case len(r.Args) > MaxArgs || len(r.Env)+len(r.ExtraEnv) > MaxArgs:
 		return fmt.Errorf("proto: exec: more than %d arguments or variables", MaxArgs)
-	case r.Timeout < 0:
+	case r.Timeout < 0 || r.IdleTimeout < 0:
 		return errors.New("proto: exec: negative timeout")
 	case hasNUL(r.Path) || hasNUL(r.Dir) || hasNUL(r.Args...) || hasNUL(r.Env...) || hasNUL(r.ExtraEnv...):
 		return errors.New("proto: exec: NUL in a string")
@@ -122,7 +125,7 @@ func (r *ProcessRequest) Validate() error {
 type Exit struct {
 	Code       int   `json:"code"`                  // exit code, -1 if a signal ended it
 	Signal     int   `json:"signal,omitempty"`      // 0 if it exited
-	TimedOut   bool  `json:"timed_out,omitempty"`   // the agent killed it for its time-out
+	TimedOut   bool  `json:"timed_out,omitempty"`   // the agent killed it for a time-out
 	LostStdout int64 `json:"lost_stdout,omitempty"` // attach: bytes of output that were not kept
 	LostStderr int64 `json:"lost_stderr,omitempty"`
 }

@@ -74,7 +74,7 @@ func TestMessagesSurvive(t *testing.T) {
 	for _, tc := range []struct{ in, out any }{
 		{ExecRequest{
 			Path: "p\xff", Args: []Text{"p", "", "\xfe"}, Env: []Text{"A=1"}, ExtraEnv: []Text{"B=2"}, Dir: "/d", User: "u:g",
-			Stdin: true, TTY: &WinSize{Rows: 0x1234, Cols: 0x5678}, Timeout: time.Hour, Detach: true,
+			Stdin: true, TTY: &WinSize{Rows: 0x1234, Cols: 0x5678}, Timeout: time.Hour, Detach: true, IdleTimeout: time.Minute,
 		}, &ExecRequest{}},
 		{ExecRequest{Path: "p", Args: []Text{"p"}}, &ExecRequest{}},
 		{ExecRequest{Path: "p", Args: []Text{"p"}, Env: []Text{}, Detach: true}, &ExecRequest{}},
@@ -112,7 +112,7 @@ func TestMalformedMessages(t *testing.T) {
 		"endless number":  {strings.Repeat("\xff", 20), &Started{}},
 		"endless list":    {"\x00\x00\xff\xff\xff\xff\x0f", &ExecRequest{}},
 		"endless string":  {"\x00\xff\xff\xff\xff\x0f", &ExecRequest{}},
-		"unknown flag":    {"\x10\x00\x00\x00\x00\x00\x00\x00", &ExecRequest{}},
+		"unknown flag":    {"\x20\x00\x00\x00\x00\x00\x00\x00", &ExecRequest{}},
 		"Env unannounced": {"\x00\x00\x00\x01\x00\x00\x00\x00\x00", &ExecRequest{}},
 		"long second":     {strings.Repeat("\x00", 18) + "\x80\x94\xeb\xdc\x03\x00", &RenewRequest{}},
 	} {
@@ -135,6 +135,7 @@ func TestValidate(t *testing.T) {
 		"NUL in argument":   &ExecRequest{Path: "p", Args: []Text{"a\x00b"}},
 		"NUL in directory":  &ExecRequest{Path: "p", Args: []Text{"p"}, Dir: "\x00"},
 		"negative timeout":  &ExecRequest{Path: "p", Args: []Text{"p"}, Timeout: -1},
+		"negative idle":     &ExecRequest{Path: "p", Args: []Text{"p"}, IdleTimeout: -1},
 		"negative signal":   &ProcessRequest{Signal: -9},
 		"signal too large":  &ProcessRequest{Signal: 65},
 		"no path":           &PathRequest{},
