@@ -30,7 +30,7 @@ type machines interface {
 	restore(ctx context.Context, id string) (machine, error)
 	// stat describes a stored machine.
 	stat(ctx context.Context, id string) (snapshot.Info, error)
-	// list names all stored machines.
+	// list names all stored machines of templates.
 	list(ctx context.Context) ([]string, error)
 	// delete removes one; it is no error if there is none.
 	delete(ctx context.Context, id string) error
@@ -232,10 +232,16 @@ func (v *vmMachines) list(ctx context.Context) ([]string, error) {
 	infos, err := v.store.List(ctx)
 	var ids []string
 	for _, i := range infos {
-		ids = append(ids, i.ID)
+		// Whoever is started from a template may keep snapshots beside it.
+		if strings.HasPrefix(i.Label, labelPrefix) {
+			ids = append(ids, i.ID)
+		}
 	}
 	return ids, err
 }
+
+// labelPrefix begins the labels of all machines of templates.
+const labelPrefix = "template "
 
 func (v *vmMachines) delete(ctx context.Context, id string) error {
 	err := v.store.Delete(ctx, id)
@@ -329,7 +335,7 @@ func (m *vmMachine) spares(ctx context.Context) (n int) {
 }
 
 func (m *vmMachine) save(ctx context.Context, label string) (snapshot.Info, error) {
-	return m.vm.Snapshot(ctx, m.store, vmm.SnapshotOptions{Label: label})
+	return m.vm.Snapshot(ctx, m.store, vmm.SnapshotOptions{Label: labelPrefix + label})
 }
 
 func (m *vmMachine) close() error { return m.vm.Close() }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +41,9 @@ var builtins = map[string]string{
 
 // Builtin tells whether name is a template that needs no file.
 func Builtin(name string) bool { return builtins[name] != "" }
+
+// Builtins are the names of the built-in templates, in order.
+func Builtins() []string { return slices.Sorted(maps.Keys(builtins)) }
 
 // arguments are those of mmdebstrap(1).
 func (r recipe) arguments(sources string) []string {

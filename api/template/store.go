@@ -148,7 +148,10 @@ func openDir(dir string, o Options) (*Store, error) {
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
 
-// Snapshots is the store of the templates' machines. It is closed with s.
+// Snapshots is the store of the templates' machines. It is closed with s. Others may
+// keep snapshots there as well, of machines started from templates say, which
+// then share what these have: all but those whose labels begin with "template "
+// are left alone.
 func (s *Store) Snapshots() *snapshot.Store { return s.snapshots }
 
 // Close closes the images that Image has handed out, and the store. Machines
