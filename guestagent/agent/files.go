@@ -115,7 +115,8 @@ func (s *server) readDir(c *conn, h proto.Handshake) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.Open(s.path(req.Path))
+	// O_DIRECTORY: opening a FIFO would wait for its other side.
+	dir, err := os.OpenFile(s.path(req.Path), os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}

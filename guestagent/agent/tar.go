@@ -98,11 +98,11 @@ func (s *server) tarOut(c *conn, h proto.Handshake) error {
 
 func tarTree(tw *tar.Writer, root string) error {
 	return filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+		var fi fs.FileInfo
+		if err == nil {
+			fi, err = d.Info()
 		}
-		fi, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) && p != root {
 			return nil // it went while we walked
 		}
 		if err != nil {

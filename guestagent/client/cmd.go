@@ -270,6 +270,8 @@ type ExitError struct {
 	TimedOut bool
 	// Stderr is the end of the command's standard error, from Output only.
 	Stderr []byte
+	// LostOutput is how many bytes of output an attached client missed.
+	LostOutput int64
 }
 
 // Error implements error.
@@ -286,7 +288,8 @@ func (e *ExitError) Error() string {
 // Is reports whether target is ErrTimeout and the command timed out.
 func (e *ExitError) Is(target error) bool { return target == ErrTimeout && e.TimedOut }
 
-func exitError(x proto.Exit) error {
+// exitError returns nil for success.
+func exitError(x proto.Exit) *ExitError {
 	if x.Code == 0 && x.Signal == 0 && !x.TimedOut {
 		return nil
 	}

@@ -60,9 +60,7 @@ func process(p proto.Process) Process {
 		Detached: p.Detached, TTY: p.TTY, Exited: p.Exit != nil,
 	}
 	if p.Exit != nil {
-		if e, ok := exitError(*p.Exit).(*ExitError); ok {
-			out.Exit = e
-		}
+		out.Exit = exitError(*p.Exit)
 	}
 	return out
 }
@@ -77,13 +75,16 @@ type Attachment struct {
 	Stdout, Stderr io.Writer
 	// Live skips what was kept.
 	Live bool
+	// Attached, if not nil, is called before the first output, once it is clear
+	// that there is such a command.
+	Attached func()
 }
 
 // Attach connects to a command in the background until it has ended, and then
 // returns as [Cmd.Wait] does. When ctx is done it merely disconnects. Several
 // clients may be attached at once. A client that reads too slowly does not
-// stop the command: it misses output, and Attach then returns [ErrOutputLost]
-// if the command itself succeeded.
+// stop the command: it misses output, and Attach then returns [ErrOutputLost],
+// or an *[ExitError] that has LostOutput.
 func (c *Client) Attach(ctx context.Context, id uint64, a Attachment) error {
 	cn, err := c.start(ctx, proto.OpAttach, proto.ProcessRequest{ID: id, Stdin: a.Stdin != nil, Live: a.Live})
 	if err != nil {
@@ -92,6 +93,9 @@ func (c *Client) Attach(ctx context.Context, id uint64, a Attachment) error {
 	defer cn.close()
 	if err := cn.reply(nil); err != nil {
 		return fmt.Errorf("client: attach: %w", err)
+	}
+	if a.Attached != nil {
+		a.Attached()
 	}
 	_, err = cn.run(streams{a.Stdin, a.Stdout, a.Stderr})
 	if _, ok := err.(*ExitError); !ok && err != nil {
@@ -119,7 +123,10 @@ func (c *Client) WaitProcess(ctx context.Context, id uint64) error {
 	if err != nil {
 		return fmt.Errorf("client: wait: %w", err)
 	}
-	return exitError(exit)
+	if err := exitError(exit); err != nil {
+		return err
+	}
+	return nil
 }
 
 // SignalProcess sends a signal to the process group of a command. It fails

@@ -35,10 +35,12 @@ func (c *conn) run(s streams) (free bool, _ error) {
 		return false, err
 	}
 	free = s.stdin == nil // or there may be more input and credit on their way
+	lost := exit.LostStdout + exit.LostStderr
 	if err := exitError(exit); err != nil {
+		err.LostOutput = lost
 		return free, err
 	}
-	if lost := exit.LostStdout + exit.LostStderr; lost > 0 {
+	if lost > 0 {
 		outErr = errors.Join(outErr, fmt.Errorf("%w: %d bytes", ErrOutputLost, lost))
 	}
 	if outErr != nil {
