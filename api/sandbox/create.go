@@ -1,0 +1,203 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"strings"
+
+	"github.com/forkvm/forkvm/api"
+)
+
+// origin is what a new sandbox is made from, and what it has if its settings
+// do not say.
+type origin struct {
+	template         string
+	parent, snapshot *string
+	shape            shape
+	env, metadata    map[string]string
+	timeout          *int64
+	onTimeout        api.OnTimeout
+	autoDelete       *int64
+}
+
+// Create implements [api.Service].
+func (t *Team) Create(ctx context.Context, r api.CreateRequest) (*api.Sandbox, error) {
+	if err := checkCreate(&r); err != nil {
+		return nil, err
+	}
+	img, from, err := t.source(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer img.close()
+	boxes, err := t.add(from, r.Settings, 1)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.launch(ctx, img, boxes)[0]; err != nil {
+		return nil, err
+	}
+	return t.recordOf(boxes[0]), nil
+}
+
+// source finds what a request names. The caller closes the image.
+func (t *Team) source(ctx context.Context, r api.CreateRequest) (image, origin, error) {
+	if r.FromSnapshot == "" {
+		img, s, err := t.machines.template(ctx, r.Template)
+		from := origin{template: r.Template, shape: s, onTimeout: api.TimeoutDestroys}
+		return img, from, outer(err, "template %s", r.Template)
+	}
+	s, err := t.findSnapshot(r.FromSnapshot)
+	if err != nil {
+		return nil, origin{}, err
+	}
+	img, err := t.machines.load(ctx, s.rec.Stored)
+	if err == nil {
+		_, gone := t.findSnapshot(r.FromSnapshot) // it may have been deleted meanwhile
+		if gone != nil {
+			img.close()
+			return nil, origin{}, gone
+		}
+	}
+	rec := s.record(t.Engine)
+	from := origin{
+		template: rec.Template, snapshot: &r.FromSnapshot, shape: s.rec.Shape, env: s.rec.EnvVars,
+		timeout: rec.TimeoutSeconds, onTimeout: rec.OnTimeout, autoDelete: rec.AutoDeleteSeconds,
+	}
+	return img, from, outer(err, "snapshot %s", r.FromSnapshot)
+}
+
+// add makes the records of n sandboxes, all or none, whose turns the caller has
+// and gives back through launch.
+func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
+	at := now()
+	boxes := make([]*box, n)
+	for k := range boxes {
+		boxes[k] = newBox(t.life, sandboxRecord{Team: t.name, Shape: from.shape, Sandbox: api.Sandbox{
+			ID: api.NewID(api.SandboxPrefix, at), Name: s.Name, State: api.Creating,
+			Template: from.template, ParentSandboxID: from.parent, SourceSnapshotID: from.snapshot,
+			VCPUs: from.shape.VCPUs, MemoryBytes: from.shape.Memory, DiskBytes: from.shape.Disk, CreatedAt: at,
+			TimeoutSeconds: s.TimeoutSeconds.Or(from.timeout), OnTimeout: cmp.Or(s.OnTimeout, from.onTimeout),
+			AutoDeleteSeconds: s.AutoDeleteSeconds.Or(from.autoDelete),
+			Metadata:          layered(from.metadata, s.Metadata), EnvVars: layered(from.env, s.EnvVars),
+			AccessToken: api.NewToken(),
+		}})
+		<-boxes[k].turn
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.makeRoom(int64(n)*from.shape.Memory, n); err != nil {
+		return nil, err
+	}
+	for _, b := range boxes {
+		t.boxes[b.id] = b
+		t.emit(b, api.SandboxCreated)
+	}
+	return boxes, nil
+}
+
+// makeRoom reserves memory for guests, and checks that there may be n
+// sandboxes more. The caller has mu.
+func (t *Team) makeRoom(memory int64, n int) error {
+	have := 0
+	for _, b := range t.boxes {
+		if b.team == t.name {
+			have++
+		}
+	}
+	if have+n > t.limits.SandboxesPerTeam {
+		return api.Errorf(api.TooManySandboxes, "%d sandboxes and %d more would exceed the limit of %d", have, n, t.limits.SandboxesPerTeam)
+	}
+	return t.reserve(memory)
+}
+
+// reserve reserves memory for guests. The caller has mu.
+func (e *Engine) reserve(memory int64) error {
+	if e.closed {
+		return errClosed
+	}
+	if e.memory+memory > e.limits.Memory {
+		err := api.Errorf(api.OutOfCapacity, "%d MiB for guests are in use, and %d more would exceed the limit of %d",
+			e.memory>>20, memory>>20, e.limits.Memory>>20)
+		err.RetryAfter = capacityRetry
+		return err
+	}
+	e.memory += memory
+	return nil
+}
+
+// launch starts the machines of new sandboxes, and says of each that could not
+// be started why. Those are gone.
+func (e *Engine) launch(ctx context.Context, img image, boxes []*box) []error {
+	names := make([]string, len(boxes))
+	stored := make(chan error, 1)
+	for k, b := range boxes {
+		names[k] = hostname(b.id)
+	}
+	go func() { // what they will be when anybody reads it
+		stored <- e.persist(func(r *sandboxRecord) { r.Sandbox.State = api.Running }, boxes...)
+	}()
+	machines, errs := img.start(ctx, names)
+	kept := <-stored
+	for k, b := range boxes {
+		err := outer(errs[k], "start a machine")
+		if err == nil {
+			err = outer(kept, "store the record")
+		}
+		errs[k] = e.settle(b, machines[k], err)
+	}
+	return errs
+}
+
+// settle ends the making of a sandbox, with a machine or with an error.
+func (e *Engine) settle(b *box, m machine, err error) error {
+	defer b.giveTurn()
+	e.mu.Lock()
+	if err == nil {
+		err = context.Cause(b.life)
+	}
+	if err == nil {
+		e.begin(b, m, api.SandboxReady)
+		e.mu.Unlock()
+		return nil
+	}
+	doomed := b.rec.Sandbox.State == api.Destroying // who destroys it removes it
+	e.memory -= b.rec.Shape.Memory
+	if !doomed {
+		e.remove(b)
+	}
+	e.mu.Unlock()
+	b.stop(errDestroyed)
+	if m != nil {
+		m.close()
+	}
+	if !doomed {
+		e.logError("remove the record of what was not made", b, e.db.deleteSandbox(b.id))
+	}
+	return err
+}
+
+// remove forgets a sandbox. The caller has mu.
+func (e *Engine) remove(b *box) {
+	b.setState(api.Destroying)
+	delete(e.boxes, b.id)
+	e.emit(b, api.SandboxDestroyed)
+}
+
+func (e *Engine) recordOf(b *box) *api.Sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return b.record()
+}
+
+// hostname is the host name of a sandbox: an id has a sign that none may have.
+func hostname(id string) string { return strings.ReplaceAll(id, "_", "-") }
+
+// layered is a copy of under with what over has on top.
+func layered(under, over map[string]string) map[string]string {
+	m := make(map[string]string, len(under)+len(over))
+	maps.Copy(m, under)
+	maps.Copy(m, over)
+	return m
+}

@@ -1,0 +1,218 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/guestagent/agent"
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// world is machines that are none: each is an agent that serves as part of this
+// process. What it has of its own is a number, which a capture keeps.
+type world struct {
+	t testing.TB
+
+	mu       sync.Mutex
+	alive    map[*fakeMachine]bool
+	kept     map[string]fakeStored // by name in the store
+	names    int
+	startErr func(k int) error // of the k-th start in all
+	starts   int
+	saveErr  error
+	saving   chan struct{} // if not nil, each save tells, and then waits for it once more
+}
+
+type fakeStored struct {
+	label string
+	value int
+}
+
+func newWorld(t testing.TB) *world {
+	return &world{t: t, alive: map[*fakeMachine]bool{}, kept: map[string]fakeStored{}}
+}
+
+func (w *world) template(ctx context.Context, name string) (image, shape, error) {
+	if name != "base" {
+		return nil, shape{}, api.Errorf(api.NotFound, "there is no template %s", name)
+	}
+	return &fakeImage{w: w}, shape{VCPUs: 1, Memory: 64 << 20, Disk: 1 << 20, Env: []string{"FROM_TEMPLATE=yes"}}, nil
+}
+
+func (w *world) templates() ([]api.Template, error) {
+	return []api.Template{{Name: "base", BuiltIn: true}}, nil
+}
+
+func (w *world) load(ctx context.Context, stored string) (image, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, ok := w.kept[stored]
+	if !ok {
+		return nil, fmt.Errorf("load %s: %w", stored, snapshot.ErrNotFound)
+	}
+	return &fakeImage{w: w, value: s.value}, nil
+}
+
+func (w *world) delete(ctx context.Context, stored string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.kept, stored)
+	return nil
+}
+
+func (w *world) stored(ctx context.Context, prefix string) (ids []string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, s := range w.kept {
+		if strings.HasPrefix(s.label, prefix) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// left is how many machines are alive, and how many are stored.
+func (w *world) left() (alive, kept int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.alive), len(w.kept)
+}
+
+type fakeImage struct {
+	w     *world
+	value int
+}
+
+func (i *fakeImage) start(ctx context.Context, hostnames []string) ([]machine, []error) {
+	ms, errs := make([]machine, len(hostnames)), make([]error, len(hostnames))
+	for k := range hostnames {
+		m, err := i.startOne(ctx)
+		if err == nil {
+			ms[k] = m
+		}
+		errs[k] = err
+	}
+	return ms, errs
+}
+
+func (i *fakeImage) startOne(ctx context.Context) (*fakeMachine, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	i.w.mu.Lock()
+	defer i.w.mu.Unlock()
+	i.w.starts++
+	if i.w.startErr != nil {
+		if err := i.w.startErr(i.w.starts); err != nil {
+			return nil, err
+		}
+	}
+	m := &fakeMachine{w: i.w, value: i.value, ended: make(chan struct{}), conns: make(chan net.Conn)}
+	m.life, m.stop = context.WithCancel(context.Background())
+	i.w.alive[m] = true
+	go func() {
+		_ = agent.Serve(m.life, m, agent.Options{Dir: i.w.t.TempDir()})
+	}()
+	return m, nil
+}
+
+func (i *fakeImage) save(ctx context.Context, label string) (string, int64, error) {
+	i.w.mu.Lock()
+	saving := i.w.saving
+	i.w.mu.Unlock()
+	if saving != nil {
+		saving <- struct{}{}
+		select {
+		case <-saving:
+		case <-ctx.Done():
+		}
+	}
+	i.w.mu.Lock()
+	defer i.w.mu.Unlock()
+	if err := errors.Join(ctx.Err(), i.w.saveErr); err != nil {
+		return "", 0, err
+	}
+	i.w.names++
+	id := fmt.Sprint("stored-", i.w.names)
+	i.w.kept[id] = fakeStored{label, i.value}
+	return id, 4096, nil
+}
+
+func (i *fakeImage) pause() time.Duration { return time.Millisecond }
+func (i *fakeImage) close()               {}
+
+// fakeMachine is also the listener of its agent.
+type fakeMachine struct {
+	w     *world
+	value int
+	conns chan net.Conn
+	life  context.Context
+	stop  context.CancelFunc
+
+	once   sync.Once
+	ended  chan struct{}
+	reason error
+}
+
+func (m *fakeMachine) dial(ctx context.Context) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case m.conns <- theirs:
+		return ours, nil
+	case <-m.life.Done():
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (m *fakeMachine) Accept() (net.Conn, error) {
+	select {
+	case c := <-m.conns:
+		return c, nil
+	case <-m.life.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+func (m *fakeMachine) Close() error   { return nil }
+func (m *fakeMachine) Addr() net.Addr { return &net.UnixAddr{} }
+
+func (m *fakeMachine) agent() *client.Client { return client.New(m.dial) }
+
+func (m *fakeMachine) capture(ctx context.Context) (image, error) {
+	if m.life.Err() != nil {
+		return nil, errors.New("the machine has ended")
+	}
+	return &fakeImage{m.w, m.value}, ctx.Err()
+}
+
+func (m *fakeMachine) halt(ctx context.Context) error    { return ctx.Err() }
+func (m *fakeMachine) proceed(ctx context.Context) error { return nil }
+func (m *fakeMachine) done() <-chan struct{}             { return m.ended }
+func (m *fakeMachine) why() error                        { return m.reason }
+func (m *fakeMachine) close()                            { m.die(errors.New("closed")) }
+
+func (m *fakeMachine) usage(ctx context.Context) (usage, error) {
+	return usage{memoryOwn: 1, memoryShared: 2, diskOwn: 3, diskShared: 4}, nil
+}
+
+// die ends the machine.
+func (m *fakeMachine) die(why error) {
+	m.once.Do(func() {
+		m.reason = why
+		m.stop()
+		m.w.mu.Lock()
+		delete(m.w.alive, m)
+		m.w.mu.Unlock()
+		close(m.ended)
+	})
+}

@@ -1,0 +1,209 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// machines is what an engine needs of the world of machines. Tests have one
+// of their own.
+type machines interface {
+	// template returns what machines of a template start from, and what they
+	// are like. A built-in template is built at its first use.
+	template(ctx context.Context, name string) (image, shape, error)
+	// templates lists those that there are, and those that can be built at once.
+	templates() ([]api.Template, error)
+	// load returns what was stored.
+	load(ctx context.Context, stored string) (image, error)
+	// delete removes what was stored; it is no error if there is nothing.
+	delete(ctx context.Context, stored string) error
+	// stored lists what has a label that begins with prefix.
+	stored(ctx context.Context, prefix string) ([]string, error)
+}
+
+// image is a machine at one instant. The caller closes it.
+type image interface {
+	// start starts a machine for each host name, and returns each, or why
+	// there is none.
+	start(ctx context.Context, hostnames []string) ([]machine, []error)
+	// save stores it, and returns its name there and how many bytes it has.
+	save(ctx context.Context, label string) (stored string, bytes int64, err error)
+	// pause is how long the machine stood still.
+	pause() time.Duration
+	close()
+}
+
+// machine runs.
+type machine interface {
+	agent() *client.Client
+	// capture returns the machine as it is now. It goes on, unless it is halted.
+	capture(ctx context.Context) (image, error)
+	halt(ctx context.Context) error
+	proceed(ctx context.Context) error
+	usage(ctx context.Context) (usage, error)
+	done() <-chan struct{} // closed when it has ended
+	why() error            // it has ended
+	close()
+}
+
+// usage is what a machine takes, in bytes.
+type usage struct{ memoryOwn, memoryShared, diskOwn, diskShared int64 }
+
+// shape is what machines of a template are like, and what commands in them
+// begin with.
+type shape struct {
+	VCPUs  int   `json:"vcpus"`
+	Memory int64 `json:"memory"`
+	Disk   int64 `json:"disk"`
+
+	Env  []string `json:"env,omitempty"`
+	Dir  string   `json:"dir,omitempty"`
+	User string   `json:"user,omitempty"`
+}
+
+// vmMachines are those of package vmm.
+type vmMachines struct {
+	store   *template.Store
+	options vmm.LoadOptions
+}
+
+func (v *vmMachines) template(ctx context.Context, name string) (image, shape, error) {
+	i, info, err := v.store.Image(ctx, name)
+	if err != nil {
+		return nil, shape{}, err
+	}
+	c := info.Config
+	return &vmImage{i, v.store.Snapshots(), false}, shape{info.VCPUs, info.Memory, info.Disk, c.Env, c.Workdir, c.User}, nil
+}
+
+func (v *vmMachines) templates() ([]api.Template, error) {
+	infos, err := v.store.List()
+	var list []api.Template
+	for _, i := range infos {
+		list = append(list, api.Template{
+			Name: i.Name, BuiltIn: template.Builtin(i.Name), Ready: true, CreatedAt: i.Created,
+			VCPUs: i.VCPUs, MemoryBytes: i.Memory, DiskBytes: i.Disk, StoredBytes: i.Stored,
+		})
+	}
+	for _, name := range template.Builtins() {
+		if !slices.ContainsFunc(list, func(t api.Template) bool { return t.Name == name }) {
+			list = append(list, api.Template{Name: name, BuiltIn: true})
+		}
+	}
+	slices.SortFunc(list, func(a, b api.Template) int { return cmp.Compare(a.Name, b.Name) })
+	return list, err
+}
+
+func (v *vmMachines) load(ctx context.Context, stored string) (image, error) {
+	i, err := vmm.Load(ctx, v.store.Snapshots(), stored, v.options)
+	if err != nil {
+		return nil, err
+	}
+	return &vmImage{i, v.store.Snapshots(), true}, nil
+}
+
+func (v *vmMachines) delete(ctx context.Context, stored string) error {
+	err := v.store.Snapshots().Delete(ctx, stored)
+	if errors.Is(err, snapshot.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+func (v *vmMachines) stored(ctx context.Context, prefix string) ([]string, error) {
+	infos, err := v.store.Snapshots().List(ctx)
+	var ids []string
+	for _, i := range infos {
+		if strings.HasPrefix(i.Label, prefix) {
+			ids = append(ids, i.ID)
+		}
+	}
+	return ids, err
+}
+
+type vmImage struct {
+	*vmm.Image
+	store *snapshot.Store
+	own   bool // closed with this; a template's is the template store's
+}
+
+func (i *vmImage) start(ctx context.Context, hostnames []string) ([]machine, []error) {
+	options := make([]vmm.StartOptions, len(hostnames))
+	for k, name := range hostnames {
+		options[k].Hostname = name
+	}
+	vms, errs := i.StartEach(ctx, options)
+	started := make([]machine, len(vms))
+	for k, vm := range vms {
+		if vm != nil {
+			started[k] = vmMachine{vm, i.store}
+		}
+	}
+	return started, errs
+}
+
+func (i *vmImage) save(ctx context.Context, label string) (string, int64, error) {
+	info, err := i.Save(ctx, i.store, vmm.SnapshotOptions{Label: label})
+	return info.ID, info.Stored, err
+}
+
+func (i *vmImage) pause() time.Duration { return i.Pause() }
+
+func (i *vmImage) close() {
+	if i.own {
+		i.Close()
+	}
+}
+
+type vmMachine struct {
+	vm    *vmm.VM
+	store *snapshot.Store
+}
+
+func (m vmMachine) agent() *client.Client { return m.vm.Agent() }
+
+func (m vmMachine) capture(ctx context.Context) (image, error) {
+	i, err := m.vm.Capture(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &vmImage{i, m.store, true}, nil
+}
+
+func (m vmMachine) halt(ctx context.Context) error    { return m.vm.Pause(ctx) }
+func (m vmMachine) proceed(ctx context.Context) error { return m.vm.Resume(ctx) }
+func (m vmMachine) done() <-chan struct{}             { return m.vm.Done() }
+func (m vmMachine) close()                            { m.vm.Close() }
+
+func (m vmMachine) why() error {
+	err := m.vm.Wait(context.Background()) // it has ended
+	if o, ok := errors.AsType[*vmm.Outcome](err); ok && o.Detail != "" {
+		return fmt.Errorf("%w: %s", o.Err, o.Detail)
+	}
+	return err
+}
+
+func (m vmMachine) usage(ctx context.Context) (u usage, err error) {
+	mem, err := m.vm.MemoryUsage(ctx)
+	if err != nil {
+		return u, err
+	}
+	u.memoryOwn, u.memoryShared = mem.Own, mem.Shared
+	disks, err := m.vm.Disks()
+	for _, d := range disks {
+		u.diskOwn += d.Own
+		u.diskShared += d.Shared
+	}
+	return u, err
+}
