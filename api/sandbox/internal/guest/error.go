@@ -55,7 +55,7 @@ func agentError(err error) error {
 		return api.Errorf(api.NotFound, "there is no such process, or not any more: %w", err)
 	case errors.Is(err, os.ErrProcessDone):
 		return api.Errorf(api.Conflict, "the process has ended: %w", err)
-	case errors.Is(err, client.ErrState), errors.Is(err, client.ErrOutputLost):
+	case errors.Is(err, client.ErrState):
 		return api.Errorf(api.Conflict, "%w", err)
 	case errors.Is(err, client.ErrBusy):
 		// Not a lack of ours: it is this sandbox that has as many as it can.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -94,16 +95,23 @@ func ended(ctx context.Context, err error) (*api.Exit, error) {
 	}
 	e, ok := errors.AsType[*client.ExitError](err)
 	switch {
+	case !ok && errors.Is(err, client.ErrOutputLost) && ctx.Err() == nil:
+		return nil, outputLost(err, &api.Exit{})
 	case !ok:
 		return nil, fail(ctx, err)
 	case e.TimedOut:
 		return nil, timedOut()
 	case e.LostOutput > 0:
-		lost := api.Errorf(api.Conflict, "%w: %d bytes", client.ErrOutputLost, e.LostOutput)
-		lost.Details = map[string]any{"exit": exitOf(e)}
-		return nil, lost
+		return nil, outputLost(fmt.Errorf("%w: %d bytes", client.ErrOutputLost, e.LostOutput), exitOf(e))
 	}
 	return exitOf(e), nil
+}
+
+// outputLost is the error for who has missed output of a command that has ended.
+func outputLost(err error, exit *api.Exit) error {
+	e := api.Errorf(api.Conflict, "%w", err)
+	e.Details = map[string]any{"exit": exit}
+	return e
 }
 
 func exitOf(e *client.ExitError) *api.Exit {
