@@ -12,7 +12,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # Tests that need Linux guests, and so a KVM that runs them.
-LAB_PACKAGES = ./kvm/... ./vmm/... ./api/... ./cmd/...
+LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox ./cmd/...
 
 # Checks disks there; it needs no libraries.
 E2FSCK = /sbin/e2fsck.static

@@ -117,13 +117,14 @@ func (e *Engine) begin(b *box, m machine, what api.EventType) {
 	b.m, b.lost = m, nil
 	s.StartedAt, s.PausedAt, s.AutoDeleteAt = &at, nil, nil
 	b.setState(api.Running)
-	e.arm(b)
+	e.arm(b, at)
 	e.emit(b, what)
 	e.watch(b, m)
 }
 
-// arm starts the timer of a session anew. The caller has Engine.mu.
-func (e *Engine) arm(b *box) {
+// arm starts the timer of a session anew: its time-out counts from a time. The
+// caller has Engine.mu.
+func (e *Engine) arm(b *box, from time.Time) {
 	s := &b.rec.Sandbox
 	b.session++
 	if b.timer != nil {
@@ -133,7 +134,7 @@ func (e *Engine) arm(b *box) {
 	s.ExpiresAt, s.AutoDeleteAt = nil, nil
 	switch {
 	case s.State == api.Running && s.TimeoutSeconds != nil:
-		s.ExpiresAt = after(now(), *s.TimeoutSeconds)
+		s.ExpiresAt = after(from, *s.TimeoutSeconds)
 		e.at(b, *s.ExpiresAt, e.timeUp)
 	case s.State == api.Paused && s.AutoDeleteSeconds != nil:
 		s.AutoDeleteAt = after(*s.PausedAt, *s.AutoDeleteSeconds)

@@ -64,7 +64,7 @@ func (e *Engine) bury(b *box) error {
 		err = errors.Join(err, e.machines.delete(e.life, stored))
 	}
 	e.mu.Lock()
-	e.arm(b)
+	e.arm(b, now())
 	e.remove(b)
 	e.mu.Unlock()
 	return outer(err, "destroy")
@@ -108,6 +108,6 @@ func (e *Engine) fail(b *box, why string) {
 	s.Reason, s.StartedAt, s.PausedAt = why, nil, nil
 	b.lost = api.Errorf(api.Gone, "the sandbox has failed: %s", why)
 	b.setState(api.Failed)
-	e.arm(b)
+	e.arm(b, now())
 	e.emit(b, api.SandboxFailed)
 }

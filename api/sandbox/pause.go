@@ -98,7 +98,7 @@ func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*san
 		b.m, b.lost = nil, errPaused
 		e.memory -= b.rec.Shape.Memory
 		b.setState(api.Paused)
-		e.arm(b)
+		e.arm(b, now())
 		e.emit(b, api.SandboxPaused)
 		e.mu.Unlock()
 		return nil

@@ -62,7 +62,7 @@ func (e *Engine) revive(b *box, stored bool) (changed bool) {
 	switch s := &b.rec.Sandbox; {
 	case s.State == api.Paused && stored:
 		b.lost = errPaused
-		e.arm(b)
+		e.arm(b, now())
 		return false
 	case s.State == api.Paused:
 		e.fail(b, "what was stored of it is missing")

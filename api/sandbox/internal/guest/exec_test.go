@@ -147,9 +147,6 @@ func TestExecKilledWithContext(t *testing.T) {
 
 // TestExecHungGuest: a guest that does not keep time is not waited for.
 func TestExecHungGuest(t *testing.T) {
-	if killGrace > 15*time.Second {
-		t.Fatal("too long")
-	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, timedOut())
 	defer cancel()
 	<-ctx.Done()

@@ -39,7 +39,7 @@ func start(t testing.TB, o agent.Options) *Guest {
 	return &Guest{Agent: client.New(func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", socket)
-	})}
+	}, client.WithKeptConn(nil))} // as machines have it
 }
 
 // answering returns the inside of a machine that answers with these bytes and

@@ -15,8 +15,8 @@ import (
 // the background, with its input open: Attach reaches it. Controls that come
 // too early, too late or that make no sense are dropped.
 //
-// A stdin whose Read blocks is not waited for: it may still be in that Read when
-// Run has returned, and is not read again.
+// A Write that blocks is waited for. A stdin whose Read blocks is not: it may
+// still be in that Read when Run has returned, and is not read again.
 func (g *Guest) Run(ctx context.Context, r api.StartRequest, s api.Streams) (*api.Exit, error) {
 	if err := CheckStart(r); err != nil {
 		return nil, err

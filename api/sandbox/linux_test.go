@@ -1,0 +1,91 @@
+package sandbox
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/internal/promises"
+	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/initrd"
+	"github.com/forkvm/forkvm/kvm/probe/probetest"
+)
+
+// linuxEngine is an engine with real machines, whose template work has a disk.
+func linuxEngine(t *testing.T, o Options) *Engine {
+	t.Helper()
+	probetest.NeedLinux(t)
+	kernel, err := initrd.FindKernel(t.Context(), cmp.Or(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := template.Open(t.TempDir(), template.Options{Machine: template.Machine{
+		Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE"),
+		Memory: 256 << 20, Disk: 128 << 20,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	source := "FROM " + emptyRoot(t) + "\nENV FROM_TEMPLATE=yes\n"
+	if _, err := store.Build(t.Context(), template.Spec{Name: workTemplate, Source: []byte(source)}, template.BuildOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o.Templates = store
+	e, err := Open(t.Context(), t.TempDir(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.Background(), CloseDestroys); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+const workTemplate = "work"
+
+// emptyRoot is an archive of a root file system with next to nothing: commands
+// are the agent's.
+func emptyRoot(t *testing.T) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, d := range []string{"bin/", "etc/", "tmp/", "root/"} {
+		if err := w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "root.tar")
+	if err := os.WriteFile(name, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// TestSemantics tests every promise in this process.
+func TestSemantics(t *testing.T) {
+	e := linuxEngine(t, Options{})
+	team := e.Team("tests")
+	promises.Run(t, promises.Target{
+		Service: team, Again: func(*testing.T) api.Service { return e.Team("tests") }, Template: workTemplate,
+	})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.boxes)+len(e.snaps) != 0 || e.memory != 0 {
+		t.Errorf("%d sandboxes, %d snapshots and %d bytes of memory are left", len(e.boxes), len(e.snaps), e.memory)
+	}
+}
