@@ -131,10 +131,11 @@ func (s *server) kill(p *process) {
 	})
 }
 
-// signal sends a signal to the process group of a command. SIGKILL ends all its
-// processes, as a time-out does.
+// signal sends a signal to a command and all processes of its session. SIGKILL
+// ends all its processes, as a time-out does.
 func (s *server) signal(p *process, sig syscall.Signal) error {
 	if sig != syscall.SIGKILL {
+		s.reaper.whileRunning(p.pid, func() { signalJobs(p.pid, sig) })
 		return s.reaper.signal(p.pid, sig)
 	}
 	if err := s.reaper.signal(p.pid, 0); err != nil {

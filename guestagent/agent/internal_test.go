@@ -62,7 +62,7 @@ func drainRing(r *ring, off int64, n int) (all []byte, first int64) {
 
 func TestParseStat(t *testing.T) {
 	st, ok := parseStat([]byte("42 (a) b (c) d) S 7 42 40 0 -1 4194304 79\n"))
-	if want := (procStat{pid: 42, ppid: 7, session: 40}); !ok || st != want {
+	if want := (procStat{pid: 42, ppid: 7, group: 42, session: 40}); !ok || st != want {
 		t.Errorf("%+v, %v", st, ok)
 	}
 	if st, ok := parseStat([]byte("1 (x) Z 0 1 1")); !ok || !st.zombie {

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -216,29 +214,4 @@ func TestIdleTimeout(t *testing.T) {
 	if err := c.WaitProcess(within(t, 20*time.Second), id); !errors.Is(err, client.ErrTimeout) {
 		t.Errorf("WaitProcess: %v", err)
 	}
-}
-
-// TestKillEndsAll checks that SIGKILL leaves nothing of a command behind, not
-// even what has a process group of its own.
-func TestKillEndsAll(t *testing.T) {
-	c := serve(t, agent.Options{})
-	pids := filepath.Join(t.TempDir(), "pids")
-	id := spawn(t, c, nil, "set -m; sleep 1000 & echo $! >"+pids+"; echo ready; wait")
-	ready := &firstWrite{seen: make(chan struct{})}
-	ended := make(chan error, 1)
-	ctx := within(t, 20*time.Second)
-	go func() { ended <- c.Attach(ctx, id, client.Attachment{Stdout: ready}) }()
-	<-ready.seen
-	if err := c.SignalProcess(ctx, id, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	var exit *client.ExitError
-	if err := <-ended; !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
-		t.Errorf("Attach: %v", err)
-	}
-	b, err := c.FS().ReadFile(pids)
-	if err != nil {
-		t.Fatal(err)
-	}
-	awaitGone(t, strings.TrimSpace(string(b)))
 }

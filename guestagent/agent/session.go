@@ -40,10 +40,20 @@ func killSession(sid int) {
 	}
 }
 
-// procStat is what killSession needs of /proc/PID/stat, see proc(5).
+// signalJobs sends a signal to what a shell has put in process groups of their
+// own: all of session sid but the group that its leader is in.
+func signalJobs(sid int, sig syscall.Signal) {
+	for _, st := range processes() {
+		if st.session == sid && st.group != sid {
+			_ = syscall.Kill(st.pid, sig)
+		}
+	}
+}
+
+// procStat is what we need of /proc/PID/stat, see proc(5).
 type procStat struct {
-	pid, ppid, session int
-	zombie             bool
+	pid, ppid, group, session int
+	zombie                    bool
 }
 
 // sessionMembers returns the processes that are in session sid, or descend
@@ -116,9 +126,10 @@ func parseStat(b []byte) (procStat, bool) {
 	}
 	pid, err1 := strconv.Atoi(string(bytes.TrimSpace(b[:open])))
 	ppid, err2 := strconv.Atoi(string(f[1]))
-	sid, err3 := strconv.Atoi(string(f[3]))
-	if err1 != nil || err2 != nil || err3 != nil {
+	group, err3 := strconv.Atoi(string(f[2]))
+	sid, err4 := strconv.Atoi(string(f[3]))
+	if err1 != nil || err2 != nil || err3 != nil || err4 != nil {
 		return procStat{}, false
 	}
-	return procStat{pid: pid, ppid: ppid, session: sid, zombie: f[0][0] == 'Z'}, true
+	return procStat{pid: pid, ppid: ppid, group: group, session: sid, zombie: f[0][0] == 'Z'}, true
 }

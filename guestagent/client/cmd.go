@@ -239,7 +239,7 @@ func (c *Cmd) outputPipe(to *io.Writer) (io.ReadCloser, error) {
 	return r, nil
 }
 
-// Signal sends a signal to the command's process group. It fails with
+// Signal sends a signal to the command, see [Client.SignalProcess]. It fails with
 // os.ErrProcessDone if the command has ended.
 func (c *Cmd) Signal(sig os.Signal) error {
 	if c.result == nil {

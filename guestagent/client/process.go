@@ -129,7 +129,8 @@ func (c *Client) WaitProcess(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// SignalProcess sends a signal to the process group of a command. It fails
+// SignalProcess sends a signal to a command and what it has started in its session;
+// SIGKILL ends what has left that as well. It fails
 // with os.ErrProcessDone if the command has ended.
 func (c *Client) SignalProcess(ctx context.Context, id uint64, sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
