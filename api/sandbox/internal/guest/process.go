@@ -81,8 +81,8 @@ func (g *Guest) WaitProcess(ctx context.Context, id uint64) (*api.Exit, error) {
 	return ended(ctx, g.Agent.WaitProcess(ctx, id))
 }
 
-// Control signals the process group of a command, or resizes its terminal.
-// SIGKILL ends all that it has started.
+// Control signals a command with all it has started in its session, or resizes
+// its terminal. SIGKILL ends what has left the session as well.
 func (g *Guest) Control(ctx context.Context, id uint64, c api.Control) error {
 	if err := CheckControl(c); err != nil {
 		return err
