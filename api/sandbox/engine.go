@@ -77,7 +77,7 @@ var ErrLocked = errors.New("directory is in use by another engine")
 
 // Engine keeps sandboxes. It is safe for concurrent use.
 type Engine struct {
-	id       string // of the database
+	dir, id  string // where the records are, and the id of the database
 	machines machines
 	limits   Limits
 	log      *slog.Logger
@@ -124,7 +124,7 @@ func open(ctx context.Context, dir string, o Options, m machines) (*Engine, erro
 		return nil, fmt.Errorf("sandbox: open: %w", err)
 	}
 	e := &Engine{
-		machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(),
+		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(),
 		boxes: map[string]*box{}, snaps: map[string]*snap{}, inFlight: map[string]int{}, reserved: map[string]int{},
 	}
 	e.life, e.end = context.WithCancel(context.WithoutCancel(ctx))

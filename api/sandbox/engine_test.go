@@ -3,10 +3,8 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -530,143 +528,6 @@ func TestEventsOfALife(t *testing.T) {
 	if len(again) != 3 || again[0].Seq != 4 {
 		t.Errorf("after 3: %+v", again)
 	}
-}
-
-// TestHammer does everything to a few sandboxes at once, and looks whether what
-// always holds does.
-func TestHammer(t *testing.T) {
-	r := newRig(t, Limits{Memory: 12 * 64 << 20, SandboxesPerTeam: 20, SnapshotsPerTeam: 6, SnapshotsPerSandbox: 3, SnapshotsInFlight: 2})
-	ctx := t.Context()
-	var mu sync.Mutex
-	gone := map[string]bool{}
-	var wg sync.WaitGroup
-	deadline := time.Now().Add(hammerTime())
-	for k := range 32 {
-		wg.Go(func() {
-			rnd := rand.New(rand.NewPCG(uint64(k), 1))
-			for time.Now().Before(deadline) && !t.Failed() {
-				hammer(t, r, rnd, &mu, gone)
-			}
-		})
-	}
-	wg.Wait()
-	// Whatever is said to be gone is.
-	for id := range gone {
-		_, err := r.Get(ctx, id)
-		_, err2 := r.Snapshot(ctx, id)
-		if !errors.Is(err, api.NotFound) || !errors.Is(err2, api.NotFound) {
-			t.Errorf("%s was deleted, and is there: %v, %v", id, err, err2)
-		}
-	}
-	page := must[*api.SandboxPage](t)(r.List(ctx, api.SandboxQuery{}))
-	running := int64(0)
-	for _, s := range page.Sandboxes {
-		switch s.State {
-		case api.Running:
-			running++
-		case api.Paused, api.Failed:
-		default:
-			t.Errorf("%s is %s although nobody does anything", s.ID, s.State)
-		}
-	}
-	alive, kept := r.w.left()
-	snaps := must[*api.SnapshotPage](t)(r.Snapshots(ctx, api.SnapshotQuery{}))
-	if int64(alive) != running || r.memory != running*64<<20 || kept != len(page.Sandboxes)-int(running)+len(snaps.Snapshots) {
-		t.Errorf("%d run, %d machines, %d MiB reserved; %d sandboxes, %d snapshots, %d stored",
-			running, alive, r.memory>>20, len(page.Sandboxes), len(snaps.Snapshots), kept)
-	}
-	if len(r.inFlight)+len(r.reserved) != 0 {
-		t.Errorf("snapshots still count as being taken: %v %v", r.inFlight, r.reserved)
-	}
-	for _, s := range page.Sandboxes {
-		if err := r.Destroy(ctx, s.ID); err != nil {
-			t.Error(err)
-		}
-	}
-	for _, s := range snaps.Snapshots {
-		if err := r.DeleteSnapshot(ctx, s.ID); err != nil {
-			t.Error(err)
-		}
-	}
-	if alive, kept := r.w.left(); alive+kept != 0 || r.memory != 0 {
-		t.Errorf("%d machines and %d stored are left, %d bytes reserved", alive, kept, r.memory)
-	}
-}
-
-// hammer does one thing.
-func hammer(t *testing.T, r *rig, rnd *rand.Rand, mu *sync.Mutex, gone map[string]bool) {
-	ctx := t.Context()
-	page, err := r.List(ctx, api.SandboxQuery{})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	r.mu.Lock()
-	if r.memory > r.limits.Memory || len(r.boxes) > r.limits.SandboxesPerTeam || len(r.snaps) > r.limits.SnapshotsPerTeam {
-		t.Errorf("%d MiB, %d sandboxes, %d snapshots: past a limit", r.memory>>20, len(r.boxes), len(r.snaps))
-	}
-	r.mu.Unlock()
-	if len(page.Sandboxes) == 0 || rnd.IntN(6) == 0 {
-		_, err = r.Create(ctx, api.CreateRequest{})
-		check(t, "create", err)
-		return
-	}
-	id := page.Sandboxes[rnd.IntN(len(page.Sandboxes))].ID
-	switch rnd.IntN(9) {
-	case 0:
-		_, err = r.Pause(ctx, id)
-	case 1:
-		_, err = r.Resume(ctx, id)
-	case 2:
-		_, err = r.Fork(ctx, id, api.ForkRequest{Count: 1 + rnd.IntN(2)})
-	case 3:
-		_, err = r.CreateSnapshot(ctx, id, api.SnapshotRequest{})
-	case 4:
-		if err = r.Destroy(ctx, id); err == nil {
-			mu.Lock()
-			gone[id] = true
-			mu.Unlock()
-		}
-	case 5:
-		var snaps *api.SnapshotPage
-		if snaps, err = r.Snapshots(ctx, api.SnapshotQuery{}); err == nil && len(snaps.Snapshots) > 0 {
-			s := snaps.Snapshots[rnd.IntN(len(snaps.Snapshots))].ID
-			if err = r.DeleteSnapshot(ctx, s); err == nil {
-				mu.Lock()
-				gone[s] = true
-				mu.Unlock()
-			}
-		}
-	case 6:
-		var snaps *api.SnapshotPage
-		if snaps, err = r.Snapshots(ctx, api.SnapshotQuery{}); err == nil && len(snaps.Snapshots) > 0 {
-			_, err = r.Create(ctx, api.CreateRequest{FromSnapshot: snaps.Snapshots[rnd.IntN(len(snaps.Snapshots))].ID})
-		}
-	case 7:
-		_, err = r.Update(ctx, id, api.Patch{Metadata: map[string]string{"k": "v"}})
-	case 8:
-		var s *api.Sandbox
-		if s, err = r.Get(ctx, id); err == nil {
-			_, err = r.Processes(ctx, s.Access())
-		}
-	}
-	check(t, "hammer", err)
-}
-
-// check fails for what nobody may ever be answered.
-func check(t *testing.T, what string, err error) {
-	if err == nil {
-		return
-	}
-	for _, fine := range []api.Code{
-		api.NotFound, api.Gone, api.Conflict, api.OutOfCapacity, api.TooManySandboxes, api.TooManySnapshots, api.TooManySnapshotsInFlight,
-		api.Unauthorized, // the token may be that of before a resume
-	} {
-		if errors.Is(err, fine) {
-			return
-		}
-	}
-	t.Errorf("%s: %v", what, err)
 }
 
 // TestUseResumes: a command or a file call resumes a paused sandbox, which keeps

@@ -16,15 +16,22 @@ import (
 	"github.com/forkvm/forkvm/kvm/probe/probetest"
 )
 
-// linuxEngine is an engine with real machines, whose template work has a disk.
-func linuxEngine(t *testing.T, o Options) *Engine {
+// linuxStore is a store of templates and its directory.
+type linuxStore struct {
+	*template.Store
+	dir string
+}
+
+// linuxTemplates has one template, work, which has a disk.
+func linuxTemplates(t *testing.T) linuxStore {
 	t.Helper()
 	probetest.NeedLinux(t)
 	kernel, err := initrd.FindKernel(t.Context(), cmp.Or(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := template.Open(t.TempDir(), template.Options{Machine: template.Machine{
+	s := linuxStore{dir: t.TempDir()}
+	s.Store, err = template.Open(s.dir, template.Options{Machine: template.Machine{
 		Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE"),
 		Memory: 256 << 20, Disk: 128 << 20,
 	}})
@@ -32,15 +39,21 @@ func linuxEngine(t *testing.T, o Options) *Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := store.Close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	source := "FROM " + emptyRoot(t) + "\nENV FROM_TEMPLATE=yes\n"
-	if _, err := store.Build(t.Context(), template.Spec{Name: workTemplate, Source: []byte(source)}, template.BuildOptions{}); err != nil {
+	if _, err := s.Build(t.Context(), template.Spec{Name: workTemplate, Source: []byte(source)}, template.BuildOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	o.Templates = store
+	return s
+}
+
+// linuxEngine is an engine with real machines.
+func linuxEngine(t *testing.T, o Options) *Engine {
+	t.Helper()
+	o.Templates = linuxTemplates(t).Store
 	e, err := Open(t.Context(), t.TempDir(), o)
 	if err != nil {
 		t.Fatal(err)
