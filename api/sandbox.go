@@ -33,6 +33,7 @@ const (
 	MaxName        = 200        // bytes of a name
 	MaxMetadata    = 64         // entries
 	MaxEnvVars     = 256        // entries
+	MaxEnvBytes    = 256 << 10  // of all variables of a sandbox
 	MaxMapEntry    = 64 << 10   // bytes of a key and its value
 	MaxPage        = 100        // entries of a page of a list
 	MaxOutput      = 16 << 20   // bytes of each stream of a blocking exec, at most

@@ -71,7 +71,10 @@ func (t *Team) source(ctx context.Context, r api.CreateRequest) (image, origin, 
 // add makes the records of n sandboxes, all or none, whose turns the caller has
 // and gives back through launch.
 func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
-	at := now()
+	at, env := now(), layered(from.env, s.EnvVars)
+	if err := checkEnv(env); err != nil {
+		return nil, err
+	}
 	boxes := make([]*box, n)
 	for k := range boxes {
 		boxes[k] = newBox(t.life, sandboxRecord{Team: t.name, Shape: from.shape, Sandbox: api.Sandbox{
@@ -80,7 +83,7 @@ func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
 			VCPUs: from.shape.VCPUs, MemoryBytes: from.shape.Memory, DiskBytes: from.shape.Disk, CreatedAt: at,
 			TimeoutSeconds: s.TimeoutSeconds.Or(from.timeout), OnTimeout: cmp.Or(s.OnTimeout, from.onTimeout),
 			AutoDeleteSeconds: s.AutoDeleteSeconds.Or(from.autoDelete),
-			Metadata:          layered(from.metadata, s.Metadata), EnvVars: layered(from.env, s.EnvVars),
+			Metadata:          layered(from.metadata, s.Metadata), EnvVars: layered(env, nil),
 			AccessToken: api.NewToken(),
 		}})
 		<-boxes[k].turn

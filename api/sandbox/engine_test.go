@@ -3,8 +3,10 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,7 +214,7 @@ func TestForkFailsInPart(t *testing.T) {
 	}
 }
 
-func TestSnapshotsAndTheirLimits(t *testing.T) {
+func TestSnapshotsOfALife(t *testing.T) {
 	r := newRig(t, Limits{SnapshotsPerTeam: 4, SnapshotsPerSandbox: 3})
 	ctx := t.Context()
 	timeout := int64(500)
@@ -258,8 +260,8 @@ func TestSnapshotsAndTheirLimits(t *testing.T) {
 	}
 }
 
-// TestDestroyDuringSnapshot: the snapshot fails, and leaves nothing.
-func TestDestroyDuringSnapshot(t *testing.T) {
+// TestD08_DestroyDuringSnapshot: the snapshot fails, and leaves nothing.
+func TestD08_DestroyDuringSnapshot(t *testing.T) {
 	r := newRig(t, Limits{SnapshotsInFlight: 1})
 	ctx := t.Context()
 	b, other := r.create(t, api.Settings{}), r.create(t, api.Settings{})
@@ -288,13 +290,20 @@ func TestDestroyDuringSnapshot(t *testing.T) {
 	must[*api.Snapshot](t)(r.CreateSnapshot(ctx, other.ID, api.SnapshotRequest{}))
 }
 
-// TestPauseThatFails leaves a sandbox that runs.
-func TestPauseThatFails(t *testing.T) {
+// TestD08_FailureLeavesTheSource: a pause or snapshot that fails leaves a sandbox
+// that runs, and nothing else.
+func TestD08_FailureLeavesTheSource(t *testing.T) {
 	r := newRig(t, Limits{})
 	b := r.create(t, api.Settings{})
 	r.w.saveErr = errors.New("disk broken")
 	_, err := r.Pause(t.Context(), b.ID)
 	wantCode(t, err, api.InternalError, "disk broken")
+	r.w.saveErr = fmt.Errorf("write: %w", syscall.ENOSPC)
+	_, err = r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.NotEnoughSpace)
+	if _, kept := r.w.left(); kept != 0 || len(r.snaps)+len(r.inFlight)+len(r.reserved) != 0 {
+		t.Errorf("%d stored; %v %v", kept, r.inFlight, r.reserved)
+	}
 	if s := must[*api.Sandbox](t)(r.Get(t.Context(), b.ID)); s.State != api.Running || s.StartedAt == nil {
 		t.Errorf("after a pause that failed: %+v", s)
 	}

@@ -28,7 +28,8 @@ type world struct {
 	startErr func(k int) error // of the k-th start in all
 	starts   int
 	saveErr  error
-	saving   chan struct{} // if not nil, each save tells, and then waits for it once more
+	saving   chan struct{} // if not nil, each save tells, and then waits for goOn
+	goOn     chan struct{}
 }
 
 type fakeStored struct {
@@ -37,7 +38,7 @@ type fakeStored struct {
 }
 
 func newWorld(t testing.TB) *world {
-	return &world{t: t, alive: map[*fakeMachine]bool{}, kept: map[string]fakeStored{}}
+	return &world{t: t, alive: map[*fakeMachine]bool{}, kept: map[string]fakeStored{}, goOn: make(chan struct{})}
 }
 
 func (w *world) template(ctx context.Context, name string) (image, shape, error) {
@@ -131,7 +132,7 @@ func (i *fakeImage) save(ctx context.Context, label string) (string, int64, erro
 	if saving != nil {
 		saving <- struct{}{}
 		select {
-		case <-saving:
+		case <-i.w.goOn:
 		case <-ctx.Done():
 		}
 	}

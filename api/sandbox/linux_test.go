@@ -5,12 +5,15 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/client"
 	"github.com/forkvm/forkvm/api/internal/promises"
+	"github.com/forkvm/forkvm/api/server"
 	"github.com/forkvm/forkvm/api/template"
 	"github.com/forkvm/forkvm/initrd"
 	"github.com/forkvm/forkvm/kvm/probe/probetest"
@@ -89,16 +92,50 @@ func emptyRoot(t *testing.T) string {
 	return name
 }
 
-// TestSemantics tests every promise in this process.
+// TestSemantics tests every promise in this process, and over HTTP.
 func TestSemantics(t *testing.T) {
 	e := linuxEngine(t, Options{})
-	team := e.Team("tests")
-	promises.Run(t, promises.Target{
-		Service: team, Again: func(*testing.T) api.Service { return e.Team("tests") }, Template: workTemplate,
-	})
+	for name, service := range map[string]func(t *testing.T, e *Engine) func(*testing.T) api.Service{
+		"in-process": inProcess, "http": overHTTP,
+	} {
+		t.Run(name, func(t *testing.T) {
+			again := service(t, e)
+			promises.Run(t, promises.Target{Service: again(t), Again: again, Template: workTemplate})
+		})
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.boxes)+len(e.snaps) != 0 || e.memory != 0 {
 		t.Errorf("%d sandboxes, %d snapshots and %d bytes of memory are left", len(e.boxes), len(e.snaps), e.memory)
+	}
+}
+
+func inProcess(t *testing.T, e *Engine) func(*testing.T) api.Service {
+	return func(*testing.T) api.Service { return e.Team("in-process") }
+}
+
+// overHTTP serves the engine on the loopback.
+func overHTTP(t *testing.T, e *Engine) func(*testing.T) api.Service {
+	key := server.NewKey()
+	line, err := server.KeyLine("http", "tests", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := server.ParseKeys([]byte(line + "\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(server.New(server.Config{
+		Account:      func(team string) (api.Service, error) { return e.Team(team), nil },
+		Open:         func(a api.Access) (server.Sandbox, error) { return e.Holder(a) },
+		Authenticate: keys.Team,
+	}))
+	t.Cleanup(srv.Close)
+	return func(t *testing.T) api.Service {
+		c, err := client.New(srv.URL, client.Options{Key: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
 	}
 }

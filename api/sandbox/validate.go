@@ -125,7 +125,9 @@ func checkEnv(m map[string]string) error {
 	if len(m) > api.MaxEnvVars {
 		return bad("env_vars", "%d variables are more than %d", len(m), api.MaxEnvVars)
 	}
+	all := 0
 	for k, v := range m {
+		all += len(k) + len(v) + 2 // "=", and the NUL at its end
 		switch {
 		case !envName.MatchString(k):
 			return bad("env_vars", "%.40q cannot be a variable's name", k)
@@ -133,6 +135,8 @@ func checkEnv(m map[string]string) error {
 			return bad("env_vars", "the value of %.40q has a NUL", k)
 		case len(k)+len(v) > api.MaxMapEntry:
 			return bad("env_vars", "%.40q has more than %d bytes", k, api.MaxMapEntry)
+		case all > api.MaxEnvBytes:
+			return bad("env_vars", "all variables together have more than %d bytes", api.MaxEnvBytes)
 		}
 	}
 	return nil

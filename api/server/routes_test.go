@@ -104,7 +104,7 @@ func readAll(r io.ReadCloser, err error) error {
 
 // TestEveryRouteIsDescribed takes each path of the description, and each verb of a
 // client.
-func TestEveryRouteIsDescribed(t *testing.T) {
+func TestD12_EveryRouteIsDescribed(t *testing.T) {
 	b := start(t)
 	var called []string
 	b.fake.Called = func(verb string, _ ...any) { called = append(called, verb) }
@@ -144,7 +144,7 @@ var codes = []api.Code{
 }
 
 // TestEveryErrorCode has each verb fail with each code.
-func TestEveryErrorCode(t *testing.T) {
+func TestD10_EveryErrorCode(t *testing.T) {
 	b := start(t)
 	described := b.contract.doc.Components.Schemas["ErrorDetail"].Value.Properties["code"].Value.Enum
 	if len(described) != len(codes) {

@@ -166,7 +166,7 @@ func TestStepIsLost(t *testing.T) {
 	wantDid(t, f, "boot", "run a", "run b")
 }
 
-func TestStartCommandIsCapturedWhenReady(t *testing.T) {
+func TestX18_StartCommandIsCapturedWhenReady(t *testing.T) {
 	s, f := fakeStore(t, t.TempDir())
 	checks := 0
 	f.on = func(_ context.Context, m *fakeMachine, line string, _ io.Writer) error {

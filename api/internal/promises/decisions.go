@@ -146,7 +146,7 @@ var decisions = []Promise{
 	}},
 	{"D14", "FilesStream", "Files and trees go both ways as streams; stat, list, mkdir, rename, remove and watch are calls.", func(c *C) {
 		s := c.create()
-		const size = 8 << 20
+		const size = 2 << 20
 		if _, err := c.WriteFile(c.ctx(), s.Access(), "/big", io.LimitReader(zeros{}, size), api.WriteOptions{}); err != nil {
 			c.Fatal(err)
 		}
@@ -182,7 +182,7 @@ var decisions = []Promise{
 		if err != nil {
 			c.Error(err)
 		}
-		is(c, "a file of the copy", c.sh(s, "wc -c </copy/e/moved"), "8388608")
+		is(c, "a file of the copy", c.sh(s, "wc -c </copy/e/moved"), "2097152")
 		if err := c.Remove(c.ctx(), s.Access(), "/d", api.RemoveOptions{}); err == nil {
 			c.Error("a directory that is not empty was removed")
 		}

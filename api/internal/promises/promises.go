@@ -5,6 +5,8 @@
 // U is about forks, snapshots and pauses of a running sandbox, S about snapshots
 // and what is made from them, X about the rest, and D decides what those leave
 // open. Numbers that are missing concern networks and secrets.
+//
+//go:generate go run ./page ../../../docs/semantics.md
 package promises
 
 import (

@@ -86,13 +86,13 @@ var snapshots = []Promise{
 	}},
 	{"S08", "LaterOnesAreIncremental", "The first snapshot may take longer: later ones store only what has changed.", func(c *C) {
 		s := c.create()
-		c.sh(s, "head -c 16777216 /dev/urandom >/x; sync")
+		c.sh(s, "head -c 4194304 /dev/urandom >/x; sync")
 		c.snapshot(s, "first")
 		second := c.snapshot(s, "second")
 		if second.StoredBytes <= 0 {
 			c.Errorf("the second: %+v", second)
 		}
-		is(c, "the bytes", c.sh(c.from(second.ID), "wc -c </x"), "16777216")
+		is(c, "the bytes", c.sh(c.from(second.ID), "wc -c </x"), "4194304")
 	}},
 	{"S09", "UsableAtReturn", "The call returns only once the snapshot can be used.", func(c *C) {
 		s := c.create()

@@ -1,0 +1,132 @@
+package sandbox
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/forkvm/forkvm/api"
+)
+
+// take takes n snapshots.
+func (r *rig) take(t *testing.T, id string, n int) (last *api.Snapshot) {
+	t.Helper()
+	for range n {
+		last = must[*api.Snapshot](t)(r.CreateSnapshot(t.Context(), id, api.SnapshotRequest{}))
+	}
+	return last
+}
+
+func TestS37_SnapshotsOfATeam(t *testing.T) {
+	r := newRig(t, Limits{SnapshotsPerSandbox: 1000})
+	b := r.create(t, api.Settings{})
+	r.take(t, b.ID, 100)
+	_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshots, "100")
+	other := r.Engine.Team("other")
+	c := must[*api.Sandbox](t)(other.Create(t.Context(), api.CreateRequest{}))
+	must[*api.Snapshot](t)(other.CreateSnapshot(t.Context(), c.ID, api.SnapshotRequest{}))
+}
+
+func TestS38_SnapshotsOfASandbox(t *testing.T) {
+	r := newRig(t, Limits{})
+	a, b := r.create(t, api.Settings{}), r.create(t, api.Settings{})
+	r.take(t, a.ID, 20)
+	_, err := r.CreateSnapshot(t.Context(), a.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshots, "20", "this sandbox")
+	r.take(t, b.ID, 1)
+}
+
+func TestS39_SnapshotsInFlight(t *testing.T) {
+	r := newRig(t, Limits{})
+	b := r.create(t, api.Settings{})
+	r.w.saving = make(chan struct{})
+	ended := make(chan error, 4)
+	for range 4 {
+		go func() {
+			_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+			ended <- err
+		}()
+	}
+	for range 4 {
+		<-r.w.saving
+	}
+	_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshotsInFlight, "4")
+	if e, _ := errors.AsType[*api.Error](err); e == nil || e.RetryAfter <= 0 {
+		t.Error("it does not say when to try again")
+	}
+	for range 4 {
+		r.w.goOn <- struct{}{}
+	}
+	for range 4 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestS40_DeletionFreesRoomAtOnce(t *testing.T) {
+	r := newRig(t, Limits{})
+	b := r.create(t, api.Settings{})
+	last := r.take(t, b.ID, 20)
+	if err := r.DeleteSnapshot(t.Context(), last.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.take(t, b.ID, 1)
+	_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshots)
+}
+
+func TestS41_LimitsAreSettings(t *testing.T) {
+	r := newRig(t, Limits{SnapshotsPerSandbox: 22, SnapshotsPerTeam: 23, SandboxesPerTeam: 3})
+	b := r.create(t, api.Settings{})
+	r.take(t, b.ID, 22)
+	_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshots, "22")
+	_, err = r.Fork(t.Context(), b.ID, api.ForkRequest{Count: 3})
+	wantCode(t, err, api.TooManySandboxes, "3")
+	if _, err := open(t.Context(), t.TempDir(), Options{Limits: Limits{SnapshotsInFlight: -1}}, r.w); err == nil {
+		t.Error("a negative limit was taken")
+	}
+}
+
+// TestD03_OneBeingTakenCounts: against every limit, and no more once it failed.
+func TestD03_OneBeingTakenCounts(t *testing.T) {
+	r := newRig(t, Limits{SnapshotsPerSandbox: 2, SnapshotsPerTeam: 2})
+	b := r.create(t, api.Settings{})
+	r.take(t, b.ID, 1)
+	r.w.saving = make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+		ended <- err
+	}()
+	<-r.w.saving
+	_, err := r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{})
+	wantCode(t, err, api.TooManySnapshots)
+	r.w.mu.Lock()
+	r.w.saveErr = errors.New("no luck")
+	r.w.mu.Unlock()
+	r.w.goOn <- struct{}{}
+	wantCode(t, <-ended, api.InternalError, "no luck")
+	r.w.mu.Lock()
+	r.w.saveErr, r.w.saving = nil, nil
+	r.w.mu.Unlock()
+	r.take(t, b.ID, 1)
+}
+
+// TestEnvironmentIsBounded: also what comes together over generations.
+func TestEnvironmentIsBounded(t *testing.T) {
+	r := newRig(t, Limits{})
+	big := func(name string) api.Settings {
+		return api.Settings{EnvVars: map[string]string{name: strings.Repeat("x", 60<<10)}}
+	}
+	b := r.create(t, big("A"))
+	for _, name := range []string{"B", "C", "D"} {
+		f := must[*api.ForkResult](t)(r.Fork(t.Context(), b.ID, api.ForkRequest{Settings: big(name)}))
+		b = f.Children[0].Sandbox
+	}
+	_, err := r.Fork(t.Context(), b.ID, api.ForkRequest{Settings: big("E")})
+	wantCode(t, err, api.BadRequest, "env_vars")
+}
