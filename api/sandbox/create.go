@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 )
@@ -22,7 +23,8 @@ type origin struct {
 }
 
 // Create implements [api.Service].
-func (t *Team) Create(ctx context.Context, r api.CreateRequest) (*api.Sandbox, error) {
+func (t *Team) Create(ctx context.Context, r api.CreateRequest) (_ *api.Sandbox, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbCreate, begin, err) }(time.Now())
 	if err := checkCreate(&r); err != nil {
 		return nil, err
 	}

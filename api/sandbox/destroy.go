@@ -3,12 +3,14 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 )
 
 // Destroy implements [api.Service].
-func (t *Team) Destroy(ctx context.Context, id string) error {
+func (t *Team) Destroy(ctx context.Context, id string) (err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbDestroy, begin, err) }(time.Now())
 	t.mu.Lock()
 	b := t.boxes[id]
 	if b == nil || b.team != t.name {

@@ -75,7 +75,8 @@ type Options struct {
 // ErrLocked: another engine has the directory open.
 var ErrLocked = errors.New("directory is in use by another engine")
 
-// Engine keeps sandboxes. It is safe for concurrent use.
+// Engine keeps sandboxes. It is safe for concurrent use. It is a
+// prometheus.Collector of what it has and does.
 type Engine struct {
 	dir, id  string // where the records are, and the id of the database
 	machines machines
@@ -83,6 +84,7 @@ type Engine struct {
 	log      *slog.Logger
 	db       *database
 	events   *events
+	metrics  *metrics
 
 	// life ends when the engine is closed; everything in the background ends
 	// with it.
@@ -124,7 +126,7 @@ func open(ctx context.Context, dir string, o Options, m machines) (*Engine, erro
 		return nil, fmt.Errorf("sandbox: open: %w", err)
 	}
 	e := &Engine{
-		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(),
+		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(), metrics: newMetrics(),
 		boxes: map[string]*box{}, snaps: map[string]*snap{}, inFlight: map[string]int{}, reserved: map[string]int{},
 	}
 	e.life, e.end = context.WithCancel(context.WithoutCancel(ctx))

@@ -11,7 +11,8 @@ import (
 const capacityRetry = 5 * time.Second
 
 // Fork implements [api.Service].
-func (t *Team) Fork(ctx context.Context, id string, r api.ForkRequest) (*api.ForkResult, error) {
+func (t *Team) Fork(ctx context.Context, id string, r api.ForkRequest) (_ *api.ForkResult, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbFork, begin, err) }(time.Now())
 	if err := checkFork(&r); err != nil {
 		return nil, err
 	}
@@ -67,6 +68,9 @@ func (e *Engine) freeze(ctx context.Context, b *box) (image, error) {
 		img, err = e.machines.load(ctx, stored)
 	} else {
 		img, err = m.capture(ctx)
+	}
+	if err == nil && state != api.Paused {
+		e.metrics.pause.Observe(img.pause().Seconds())
 	}
 	return img, outer(err, "capture")
 }

@@ -3,12 +3,14 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 )
 
 // Pause implements [api.Service].
-func (t *Team) Pause(ctx context.Context, id string) (*api.Sandbox, error) {
+func (t *Team) Pause(ctx context.Context, id string) (_ *api.Sandbox, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbPause, begin, err) }(time.Now())
 	b, err := t.find(id)
 	if err != nil {
 		return nil, err
@@ -118,7 +120,8 @@ func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*san
 var errPaused = api.Errorf(api.Conflict, "the sandbox was paused meanwhile")
 
 // Resume implements [api.Service].
-func (t *Team) Resume(ctx context.Context, id string) (*api.Sandbox, error) {
+func (t *Team) Resume(ctx context.Context, id string) (_ *api.Sandbox, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbResume, begin, err) }(time.Now())
 	b, err := t.find(id)
 	if err != nil {
 		return nil, err

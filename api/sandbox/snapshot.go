@@ -55,7 +55,8 @@ func (t *Team) findSnapshot(id string) (*snap, error) {
 }
 
 // CreateSnapshot implements [api.Service].
-func (t *Team) CreateSnapshot(ctx context.Context, sandboxID string, r api.SnapshotRequest) (*api.Snapshot, error) {
+func (t *Team) CreateSnapshot(ctx context.Context, sandboxID string, r api.SnapshotRequest) (_ *api.Snapshot, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbSnapshot, begin, err) }(time.Now())
 	if err := checkSnapshot(&r); err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ func readAll(r io.ReadCloser, err error) error {
 	return errors.Join(err, r.Close())
 }
 
-// TestEveryRouteIsDescribed takes each path of the description, and each verb of a
+// TestD12_EveryRouteIsDescribed takes each path of the description, and each verb of a
 // client.
 func TestD12_EveryRouteIsDescribed(t *testing.T) {
 	b := start(t)
@@ -143,7 +143,7 @@ var codes = []api.Code{
 	api.OutOfCapacity, api.ExecTimeout, api.NotEnoughSpace,
 }
 
-// TestEveryErrorCode has each verb fail with each code.
+// TestD10_EveryErrorCode has each verb fail with each code.
 func TestD10_EveryErrorCode(t *testing.T) {
 	b := start(t)
 	described := b.contract.doc.Components.Schemas["ErrorDetail"].Value.Properties["code"].Value.Enum
