@@ -34,6 +34,15 @@ func TestWhoeverEmbedsForkvmTakesNothingElse(t *testing.T) {
 	}
 }
 
+// TestProgramsTakeNothingOfTests looks for modules that only tests need.
+func TestProgramsTakeNothingOfTests(t *testing.T) {
+	for _, p := range imports(t, "../...") {
+		if strings.HasPrefix(p, "github.com/getkin/kin-openapi/") {
+			t.Errorf("something other than a test depends on %s", p)
+		}
+	}
+}
+
 // TestFoldersImportWhatTheyMay checks the direction of dependencies.
 func TestFoldersImportWhatTheyMay(t *testing.T) {
 	for pkg, never := range map[string][]string{
