@@ -26,7 +26,7 @@ type linuxStore struct {
 }
 
 // linuxTemplates has one template, work, which has a disk.
-func linuxTemplates(t *testing.T) linuxStore {
+func linuxTemplates(t testing.TB) linuxStore {
 	t.Helper()
 	probetest.NeedLinux(t)
 	kernel, err := initrd.FindKernel(t.Context(), cmp.Or(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
@@ -54,7 +54,7 @@ func linuxTemplates(t *testing.T) linuxStore {
 }
 
 // linuxEngine is an engine with real machines.
-func linuxEngine(t *testing.T, o Options) *Engine {
+func linuxEngine(t testing.TB, o Options) *Engine {
 	t.Helper()
 	o.Templates = linuxTemplates(t).Store
 	e, err := Open(t.Context(), t.TempDir(), o)
@@ -73,7 +73,7 @@ const workTemplate = "work"
 
 // emptyRoot is an archive of a root file system with next to nothing: commands
 // are the agent's.
-func emptyRoot(t *testing.T) string {
+func emptyRoot(t testing.TB) string {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -95,7 +95,7 @@ func emptyRoot(t *testing.T) string {
 // TestSemantics tests every promise in this process, and over HTTP.
 func TestSemantics(t *testing.T) {
 	e := linuxEngine(t, Options{})
-	for name, service := range map[string]func(t *testing.T, e *Engine) func(*testing.T) api.Service{
+	for name, service := range map[string]func(t testing.TB, e *Engine) func(*testing.T) api.Service{
 		"in-process": inProcess, "http": overHTTP,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,12 +110,12 @@ func TestSemantics(t *testing.T) {
 	}
 }
 
-func inProcess(t *testing.T, e *Engine) func(*testing.T) api.Service {
+func inProcess(t testing.TB, e *Engine) func(*testing.T) api.Service {
 	return func(*testing.T) api.Service { return e.Team("in-process") }
 }
 
 // overHTTP serves the engine on the loopback.
-func overHTTP(t *testing.T, e *Engine) func(*testing.T) api.Service {
+func overHTTP(t testing.TB, e *Engine) func(*testing.T) api.Service {
 	key := server.NewKey()
 	line, err := server.KeyLine("http", "tests", key)
 	if err != nil {
@@ -131,7 +131,7 @@ func overHTTP(t *testing.T, e *Engine) func(*testing.T) api.Service {
 		Authenticate: keys.Team,
 	}))
 	t.Cleanup(srv.Close)
-	return func(t *testing.T) api.Service {
+	return func(*testing.T) api.Service {
 		c, err := client.New(srv.URL, client.Options{Key: key})
 		if err != nil {
 			t.Fatal(err)
