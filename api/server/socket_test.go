@@ -1,0 +1,128 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/internal/apitest"
+)
+
+// dial connects a WebSocket as any client would.
+func (b *bench) dial(path string) *websocket.Conn {
+	b.t.Helper()
+	h := http.Header{"X-Access-Token": {apitest.Token}}
+	c, _, err := websocket.Dial(b.t.Context(), b.url+path, &websocket.DialOptions{HTTPHeader: h})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { c.CloseNow() })
+	return c
+}
+
+const text, binary = websocket.MessageText, websocket.MessageBinary
+
+// TestD13_Messages is a conversation as it is on the wire.
+func TestD13_Messages(t *testing.T) {
+	b := start(t)
+	b.fake.OnRun = func(_ context.Context, r api.StartRequest, s api.Streams) (*api.Exit, error) {
+		s.Started(apitest.Process(1, r.Argv...))
+		for range 2 {
+			c, _ := json.Marshal(<-s.Control)
+			s.Stdout.Write(c)
+		}
+		in, err := io.ReadAll(s.Stdin)
+		fmt.Fprintf(s.Stderr, "%s %v", in, err)
+		return &api.Exit{Code: 7}, nil
+	}
+	c, ctx := b.dial(b.sandbox("/exec/ws")), t.Context()
+	for _, m := range []struct {
+		kind websocket.MessageType
+		data string
+	}{
+		{text, `{"argv":["a"],"stdin":true}`}, {text, `{"signal":"TERM"}`}, {text, `{"resize":{"rows":1,"cols":2}}`},
+		{binary, "\x00hel"}, {binary, "\x00"}, {binary, "\x00lo"}, {text, `{"eof":true}`},
+	} {
+		if err := c.Write(ctx, m.kind, []byte(m.data)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []string{
+		`{"started":{"id":1,"pid":7,"argv":["a"],"started_at":"2026-02-03T04:05:06Z","tty":false,"background":false,"exit":null}}`,
+		"\x01" + `{"signal":"TERM"}`, "\x01" + `{"resize":{"rows":1,"cols":2}}`, "\x02hello <nil>", "\x03" + `{"exit_code":7}`,
+	} {
+		if _, got, err := c.Read(ctx); string(got) != want || err != nil {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+	}
+	if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		t.Errorf("the end: %v", err)
+	}
+}
+
+// TestMessagesThatAreNone sends what makes no sense. The error says so, the
+// connection ends, and the command goes on.
+func TestMessagesThatAreNone(t *testing.T) {
+	b := start(t)
+	left := make(chan struct{}, 1)
+	b.fake.OnRun = func(ctx context.Context, _ api.StartRequest, s api.Streams) (*api.Exit, error) {
+		<-ctx.Done()
+		left <- struct{}{}
+		return nil, ctx.Err()
+	}
+	const start = `{"argv":["a"]}`
+	for _, c := range []struct {
+		first, second string
+		kind          websocket.MessageType
+		words         string
+	}{
+		{`{"argv":["a"],"x":1}`, "", text, "x"},
+		{"\x00", "", binary, "first message"},
+		{start, `{"signal":"A","eof":true}`, text, "one of"},
+		{start, `{}`, text, "one of"},
+		{start, `{"kill":9}`, text, "kill"},
+		{start, `{"signal":"` + strings.Repeat("x", 5000) + `"}`, text, "larger"},
+		{start, "\x00input", binary, "channel 0"}, // which it does not have
+		{start, "\x01", binary, "channel 1"},
+		{start, "", binary, "without a channel"},
+	} {
+		conn := b.dial(b.sandbox("/exec/ws"))
+		kind := text
+		if c.first[0] == 0 {
+			kind = binary
+		}
+		conn.Write(t.Context(), kind, []byte(c.first))
+		if c.first == start {
+			conn.Write(t.Context(), c.kind, []byte(c.second))
+		}
+		_, got, err := conn.Read(t.Context())
+		var n struct{ Error *api.Error }
+		if json.Unmarshal(got, &n) != nil || n.Error == nil || n.Error.Code != api.BadRequest || !strings.Contains(n.Error.Message, c.words) {
+			t.Errorf("%q %q: %q, %v", c.first, c.second, got, err)
+		}
+		if _, _, err := conn.Read(t.Context()); websocket.CloseStatus(err) == -1 {
+			t.Errorf("%q %q: %v", c.first, c.second, err)
+		}
+		if c.first == start {
+			<-left
+		}
+	}
+}
+
+// BenchmarkExec is what HTTP adds to an exec.
+func BenchmarkExec(b *testing.B) {
+	s := start(b)
+	r := api.ExecRequest{Command: api.Command{Argv: []string{"true"}}}
+	for b.Loop() {
+		if _, err := s.Exec(b.Context(), s.access, r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
