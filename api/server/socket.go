@@ -72,6 +72,7 @@ func (c *call) execSocket() error {
 	if err != nil {
 		return err
 	}
+	defer s.drop()
 	var r api.StartRequest
 	if err := s.readStart(&r); err != nil {
 		return s.end(nil, err)
@@ -86,6 +87,7 @@ func (c *call) attachSocket(id uint64, live, stdin bool) error {
 	if err != nil {
 		return err
 	}
+	defer s.drop()
 	streams := s.streams(stdin)
 	streams.Live = live
 	exit, err := c.box.Attach(s.ctx, c.access, id, streams)
@@ -252,9 +254,8 @@ func (s *socket) end(exit *api.Exit, err error) error {
 		s.note(wire.Note{Error: apiError(err)})
 		status = websocket.StatusInternalError
 	default:
-		var b []byte
-		if b, err = json.Marshal(exit); err == nil {
-			err = s.Write(s.ctx, websocket.MessageBinary, append([]byte{wire.ChannelExit}, b...))
+		if b, err := json.Marshal(exit); err == nil {
+			s.Write(s.ctx, websocket.MessageBinary, append([]byte{wire.ChannelExit}, b...))
 		}
 	}
 	if s.stdin != nil {
@@ -264,6 +265,13 @@ func (s *socket) end(exit *api.Exit, err error) error {
 	s.cancel()
 	s.done.Wait()
 	return nil
+}
+
+// drop ends the connection however the call ends: of one that was made a
+// WebSocket, nobody else does.
+func (s *socket) drop() {
+	s.cancel()
+	s.CloseNow()
 }
 
 // channel is a writer of binary messages.

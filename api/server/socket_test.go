@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/client"
 	"github.com/forkvm/forkvm/api/internal/apitest"
 )
 
@@ -113,6 +115,18 @@ func TestMessagesThatAreNone(t *testing.T) {
 		if c.first == start {
 			<-left
 		}
+	}
+}
+
+// TestPanicsEndWebSockets has the service fail in the middle of a command.
+func TestPanicsEndWebSockets(t *testing.T) {
+	b := start(t)
+	b.fake.OnRun = func(_ context.Context, _ api.StartRequest, s api.Streams) (*api.Exit, error) {
+		s.Started(apitest.Process(1, "a"))
+		panic("out of cheese")
+	}
+	if _, err := b.Run(t.Context(), b.access, run, api.Streams{}); !errors.Is(err, client.ErrCut) {
+		t.Errorf("got %v", err)
 	}
 }
 
