@@ -14,6 +14,9 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 # Tests that need Linux guests, and so a KVM that runs them.
 LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox ./cmd/...
 
+# Makes requests of the description of the API.
+SCHEMATHESIS = $${FORKVM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/forkvm}/schemathesis-4.32.5/bin/schemathesis
+
 # Checks disks there; it needs no libraries.
 E2FSCK = /sbin/e2fsck.static
 
@@ -73,7 +76,7 @@ lint: setup ## gofmt, go vet, staticcheck
 	@$(GO) run $(STATICCHECK) ./...
 
 unit: setup ## tests on this machine, micro-guests on its /dev/kvm included
-	@FORKVM_REQUIRE_KERNEL=1 FORKVM_REQUIRE_LAB=1 FORKVM_REQUIRE_TOOLS=1 $(GO) test -p 1 ./...
+	@FORKVM_REQUIRE_KERNEL=1 FORKVM_REQUIRE_LAB=1 FORKVM_REQUIRE_TOOLS=1 FORKVM_TEST_SCHEMATHESIS="$(SCHEMATHESIS)" $(GO) test -p 1 ./...
 
 race: setup ## the same under the race detector, less the lab's own
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v /test/lab)

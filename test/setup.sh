@@ -44,6 +44,17 @@ minimal() {
 	fi
 }
 
+# schemathesis has that program in the cache, in an environment of its own.
+schemathesis() {
+	dir="${FORKVM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forkvm}/schemathesis-4.32.5"
+	[ -e "$dir/ready" ] && return
+	say "installing schemathesis"
+	rm -rf "$dir"
+	python3 -m venv "$dir" >&2
+	"$dir/bin/pip" install --quiet --disable-pip-version-check schemathesis==4.32.5 >&2
+	touch "$dir/ready"
+}
+
 case "${1:-}" in
 demo)
 	packages $demo
@@ -53,6 +64,7 @@ test)
 	packages $demo $tools
 	bin/forkvm kernel fetch >&2
 	minimal >&2
+	schemathesis
 	;;
 python)
 	packages $demo mmdebstrap
