@@ -77,7 +77,9 @@ func (c *commandFlags) run(ctx context.Context, vm *vmm.VM, sig *signals, stdout
 	sig.forward(func(s os.Signal) { _ = cmd.Signal(s) }) // it fails once the command has ended
 	defer sig.keep()
 	if c.tty {
-		restore, err := rawTerminal(cmd)
+		restore, err := rawTerminal(cmd.Stdin != nil, func(w client.WinSize) {
+			_ = cmd.Resize(w) // it fails once the command has ended
+		})
 		if err != nil {
 			return err
 		}

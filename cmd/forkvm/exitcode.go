@@ -13,7 +13,7 @@ const (
 	exitOK       = 0
 	exitFinding  = 1   // doctor found a FAIL, demo a claim that does not hold, verify damage
 	exitUsage    = 2   // the command line makes no sense
-	exitTimeout  = 124 // the guest command was ended by --timeout
+	exitTimeout  = 124 // the guest command was ended by --timeout, or wait was in vain
 	exitFailure  = 125 // forkvm itself, or the machine, failed
 	exitNoStart  = 126 // the guest command was found but could not be started
 	exitNotFound = 127 // the guest command was not found
@@ -24,7 +24,7 @@ const exitCodesHelp = `Exit codes:
   0      success
   1      doctor: a check failed; demo: a claim did not hold; snapshot verify: damage
   2      wrong usage
-  124    the command in the guest was ended by --timeout
+  124    the command in the guest was ended by --timeout; wait: not in time
   125    forkvm itself or the machine failed
   126    the command in the guest could not be started
   127    the command in the guest was not found

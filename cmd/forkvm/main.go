@@ -55,6 +55,9 @@ func newRoot(sig *signals) *cobra.Command {
 it runs. It needs /dev/kvm and a kernel, and nothing else: 'forkvm doctor' says
 what this machine has, 'forkvm kernel fetch' gets a kernel.
 
+'forkvm run' boots a machine for one command. 'forkvm create' makes a sandbox, which a
+server keeps: 'forkvm exec', 'fork', 'pause' and others are for those.
+
 Standard output is data, standard error is progress and errors.
 
 ` + exitCodesHelp,
@@ -62,13 +65,18 @@ Standard output is data, standard error is progress and errors.
   forkvm run -it
   forkvm snapshot create --label base -- sh -c 'echo kept >/file'
   forkvm restore base -- cat /file
+  forkvm create --name work && forkvm exec work -- uname -a
   forkvm demo`,
 		Args:          cobra.NoArgs,
 		RunE:          showHelp,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newTemplate(), newDemo(), newBench(),
+	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newTemplate(),
+		newServe(sig), newKey(), newCreate(), newList(), newInspect(), newExec(sig), newPS(), newLogs(), newFork(),
+		newPause(), newResume(), newRename(), newRemove(), newWait(), newSnap(),
+		newCopy(), newStats(), newEvents(), newTree(),
+		newDemo(), newBench(),
 		newDoctor(), newKernel(), newVersion(), newDemoGuest(), newBenchFloor())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/doctor"
 	"github.com/forkvm/forkvm/guestagent/agent"
@@ -59,16 +61,18 @@ func needGuest(t *testing.T) {
 	}
 }
 
-func runScripts(t *testing.T, dir string) {
+// runScripts runs those of a folder, with what else is set up.
+func runScripts(t *testing.T, dir string, setup ...func(*testscript.Env)) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code":  expectCode,
-			"json":  expectJSON,
-			"store": makeStore,
-			"flip":  flipByte,
+			"code":       expectCode,
+			"json":       expectJSON,
+			"store":      makeStore,
+			"flip":       flipByte,
+			"stopserver": stopServer,
 		},
 		Setup: func(env *testscript.Env) error {
 			cache, err := initrd.CacheDir()
@@ -89,6 +93,13 @@ func runScripts(t *testing.T, dir string) {
 			}
 			env.Setenv("FORKVM_STORE", filepath.Join(env.WorkDir, "store"))
 			env.Setenv("FORKVM_TEMPLATES", filepath.Join(env.WorkDir, "templates"))
+			env.Setenv("FORKVM_STATE", filepath.Join(env.WorkDir, "state"))
+			env.Defer(func() { // of a script that failed
+				_ = signalServer(filepath.Join(env.WorkDir, "state"), unix.SIGKILL)
+			})
+			for _, f := range setup {
+				f(env)
+			}
 			return nil
 		},
 	})
@@ -111,6 +122,46 @@ func expectCode(ts *testscript.TestScript, neg bool, args []string) {
 	if got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
 	}
+}
+
+// stopServer stops the server that a command has started, and waits for its end.
+func stopServer(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: stopserver")
+	}
+	ts.Check(signalServer(ts.MkAbs("state"), unix.SIGTERM))
+}
+
+// signalServer ends the server that a command has started for a directory.
+func signalServer(state string, sig syscall.Signal) error {
+	log, err := os.ReadFile(filepath.Join(state, "serve.log"))
+	if err != nil {
+		return err
+	}
+	started := regexp.MustCompile(`listening.* pid=([0-9]+)`).FindAllStringSubmatch(string(log), -1)
+	if started == nil {
+		return errors.New("no server was started")
+	}
+	pid, err := strconv.Atoi(started[len(started)-1][1])
+	if err != nil {
+		return err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// It may have ended, and another process may have its number.
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || !strings.Contains(string(line), state) {
+		return fmt.Errorf("process %d is no server: %q, %w", pid, line, err)
+	}
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil {
+		return err
+	}
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000); n != 1 {
+		return fmt.Errorf("the server goes on: %w", err)
+	}
+	return nil
 }
 
 // expectJSON checks that the last standard output is one JSON value which has

@@ -21,23 +21,23 @@ func terminalSize() client.WinSize {
 	return client.WinSize{Cols: 80, Rows: 24}
 }
 
-// rawTerminal passes keys to cmd's terminal as they are, and its size with
-// each change, until restore is called. Where there is no terminal it does
-// nothing.
-func rawTerminal(cmd *client.Cmd) (restore func(), err error) {
+// rawTerminal passes keys on as they are if there is input to pass on, and the
+// terminal's size with each change, until restore is called. Where there is no
+// terminal it does nothing.
+func rawTerminal(input bool, resize func(client.WinSize)) (restore func(), err error) {
 	in := int(os.Stdin.Fd())
-	if cmd.Stdin == nil || !term.IsTerminal(in) {
+	if !input || !term.IsTerminal(in) {
 		return func() {}, nil
 	}
 	old, err := term.MakeRaw(in)
 	if err != nil {
-		return nil, fmt.Errorf("run: raw terminal: %w", err)
+		return nil, fmt.Errorf("raw terminal: %w", err)
 	}
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, syscall.SIGWINCH)
 	go func() {
 		for range changed {
-			_ = cmd.Resize(terminalSize()) // it fails once the command has ended
+			resize(terminalSize())
 		}
 	}()
 	return func() {

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/client"
+)
+
+// serverVariable is the environment variable with the server's address.
+const serverVariable = "FORKVM_SERVER"
+
+// startServerWithin is how long a server that is started may take to listen.
+const startServerWithin = time.Minute
+
+// serverHelp says which server commands ask.
+const serverHelp = `It asks the server of --server or $` + serverVariable + `, with the key of $` + client.KeyVariable + ` if it has one; by
+default that of this user, over a Unix socket. Where none runs, one is started, which goes
+on in the background ('forkvm serve --help').
+`
+
+// boxesHelp says how commands take sandboxes.
+const boxesHelp = `A sandbox is named by its id, by the beginning of its id, or by its name, if no other
+sandbox has the same.
+`
+
+// onServer makes do what cmd does, with the server that --server names.
+func onServer(cmd *cobra.Command, do func(cmd *cobra.Command, s api.Service, args []string) error) *cobra.Command {
+	address := cmd.Flags().String("server", os.Getenv(serverVariable),
+		"`address` of the server: http://, https:// or unix:/// ($"+serverVariable+"; default the user's own)")
+	if cmd.Long == "" {
+		cmd.Long = cmd.Short + "."
+	}
+	cmd.Long += "\n\n" + serverHelp
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		s, err := connect(ctx, *address, true)
+		if err == nil {
+			defer s.CloseIdle()
+			err = do(cmd, s, args)
+		}
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx) // which signal it was
+		}
+		return serviceError(err)
+	}
+	return cmd
+}
+
+// serviceError is err with the exit code that it stands for.
+func serviceError(err error) error {
+	var coded *codeError
+	if errors.Is(err, api.BadRequest) && !errors.As(err, &coded) {
+		return &codeError{exitUsage, err}
+	}
+	return err
+}
+
+// connect returns a client of the server at the address, which may be empty:
+// then it is the user's own, and start says whether to start it if it does not
+// run.
+func connect(ctx context.Context, address string, start bool) (*client.Client, error) {
+	if address != "" {
+		c, err := client.New(address, client.Options{})
+		if err != nil {
+			return nil, usageError("--server: %w", err)
+		}
+		return c, nil
+	}
+	state, err := stateDir(os.Getenv("FORKVM_STATE"))
+	if err != nil {
+		return nil, err
+	}
+	socket := socketPath(state)
+	err = dial(ctx, socket)
+	if notServed(err) && start {
+		err = startOnce(ctx, state, socket)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return client.New("unix://"+socket, client.Options{})
+}
+
+// dial tells whether somebody listens on a socket.
+func dial(ctx context.Context, socket string) error {
+	c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func notServed(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// startOnce starts a server unless another process has done so meanwhile, of
+// which one at a time does.
+func startOnce(ctx context.Context, state, socket string) error {
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(state, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(int(lock.Fd()), unix.LOCK_EX) }()
+	select {
+	case err = <-locked:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	if err := dial(ctx, socket); !notServed(err) {
+		return err
+	}
+	return startServer(ctx, state)
+}
+
+// startServer starts a server in the background, and returns when it listens.
+func startServer(ctx context.Context, state string) error {
+	ready, cleanUp, err := listenForReady()
+	if err != nil {
+		return err
+	}
+	defer cleanUp()
+	logName := filepath.Join(state, "serve.log")
+	log, err := os.OpenFile(logName, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command("/proc/self/exe", "serve", "--state", state)
+	cmd.Args[0] = "forkvm"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals of this terminal are not for it
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	listens := make(chan error, 1)
+	go func() {
+		_, err := ready.Read(make([]byte, 64))
+		listens <- err
+	}()
+	within, cancel := context.WithTimeout(ctx, startServerWithin)
+	defer cancel()
+	select {
+	case err := <-listens:
+		if err == nil {
+			fmt.Fprintf(os.Stderr, "forkvm: started a server, process %d, which logs to %s\n", cmd.Process.Pid, logName)
+		}
+		return err
+	case <-ended:
+		return fmt.Errorf("the server did not start: see %s", logName)
+	case <-within.Done():
+		_ = cmd.Process.Kill() // it has ended, or does
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("the server did not start within %v: see %s", startServerWithin, logName)
+	}
+}
+
+// listenForReady makes a socket that a server tells when it listens.
+func listenForReady() (c net.Conn, cleanUp func(), err error) {
+	dir, err := os.MkdirTemp("", "forkvm-ready-")
+	if err != nil {
+		return nil, nil, err
+	}
+	u, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "socket"), Net: "unixgram"})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, nil, err
+	}
+	return u, func() { u.Close(); os.RemoveAll(dir) }, nil
+}

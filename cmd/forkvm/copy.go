@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/localtree"
+)
+
+func newCopy() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cp SANDBOX:/PATH LOCAL | LOCAL SANDBOX:/PATH",
+		Short: "Copy a file or a directory into a sandbox or out of it",
+		Long: `Copy a file, or a directory with all that is in it, into a sandbox or out of it. As with
+cp -r, what is copied to a directory that is there is put into it.
+
+As LOCAL, - is standard input or output: for a file its content, and for a directory a tar
+archive. With --tar, what comes from standard input is one, and is unpacked. A file of this
+machine whose name has :/ in it is written ./NAME.
+
+` + boxesHelp,
+		Example: `  forkvm cp src work:/root
+  forkvm cp work:/var/log/build.log -
+  tar c src | forkvm cp --tar - work:/root`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: completeCopy,
+	}
+	archive := cmd.Flags().Bool("tar", false, "standard input is a tar archive")
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
+		from, to := parsePlace(args[0]), parsePlace(args[1])
+		if (from.box == "") == (to.box == "") {
+			return usageError("cp: one of the two is to be SANDBOX:/PATH")
+		}
+		if *archive && args[0] != stdStream {
+			return usageError("cp: --tar is of use with standard input only")
+		}
+		b, err := findBox(cmd.Context(), s, from.box+to.box)
+		if err != nil {
+			return err
+		}
+		c := copier{s, b.Access()}
+		switch {
+		case from.box != "":
+			return c.download(cmd.Context(), from.path, to.path)
+		case *archive:
+			return c.files.WriteTree(cmd.Context(), c.access, to.path, cmd.InOrStdin())
+		case from.path == stdStream:
+			_, err = c.files.WriteFile(cmd.Context(), c.access, to.path, cmd.InOrStdin(), api.WriteOptions{})
+			return err
+		}
+		return c.upload(cmd.Context(), from.path, to.path)
+	})
+}
+
+// place is a path of a sandbox, or of this machine.
+type place struct{ box, path string }
+
+// parsePlace: what is before the first :/ is a sandbox, unless it is a path.
+func parsePlace(arg string) place {
+	box, rest, ok := strings.Cut(arg, ":/")
+	if !ok || box == "" || strings.Contains(box, "/") {
+		return place{path: arg}
+	}
+	return place{box, "/" + rest}
+}
+
+// completeCopy completes sandboxes before their colon, beside files.
+func completeCopy(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	boxes, _ := completeBoxes(allArgs)(cmd, nil, word)
+	for i, b := range boxes {
+		name, about, _ := strings.Cut(b, "\t")
+		boxes[i] = cobra.CompletionWithDesc(name+":/", about)
+	}
+	return boxes, cobra.ShellCompDirectiveDefault | cobra.ShellCompDirectiveNoSpace
+}
+
+// copier copies between this machine and a sandbox.
+type copier struct {
+	files  api.Files
+	access api.Access
+}
+
+// stat is the file, nil if there is none.
+func (c copier) stat(ctx context.Context, name string) (*api.FileInfo, error) {
+	info, err := c.files.Stat(ctx, c.access, name)
+	if errors.Is(err, api.NotFound) {
+		return nil, nil
+	}
+	return info, err
+}
+
+// upload copies a file or directory of this machine.
+func (c copier) upload(ctx context.Context, from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	there, err := c.stat(ctx, to)
+	if err != nil {
+		return err
+	}
+	if strings.HasSuffix(to, "/") || there != nil && there.Type == api.Directory {
+		base, err := baseName(from)
+		if err != nil {
+			return err
+		}
+		to = path.Join(to, base)
+	}
+	if info.IsDir() {
+		return c.uploadTree(ctx, from, to)
+	}
+	mode := uint32(info.Mode().Perm())
+	_, err = c.files.WriteFile(ctx, c.access, to, f, api.WriteOptions{Mode: &mode})
+	return err
+}
+
+// baseName is the name of a file also if it is given as . or .. .
+func baseName(name string) (string, error) {
+	whole, err := filepath.Abs(name)
+	return filepath.Base(whole), err
+}
+
+func (c copier) uploadTree(ctx context.Context, from, to string) error {
+	r, w := io.Pipe()
+	packed := make(chan struct{})
+	go func() {
+		defer close(packed)
+		w.CloseWithError(localtree.Pack(w, from))
+	}()
+	err := c.files.WriteTree(ctx, c.access, to, r)
+	r.CloseWithError(err) // ends the packing, if it was not read to its end
+	<-packed
+	return err
+}
+
+// download copies a file or directory of the sandbox.
+func (c copier) download(ctx context.Context, from, to string) error {
+	info, err := c.files.Stat(ctx, c.access, from)
+	if err != nil {
+		return err
+	}
+	if local, err := os.Stat(to); to != stdStream && (strings.HasSuffix(to, "/") || err == nil && local.IsDir()) {
+		base := path.Base(path.Clean(from))
+		if base == "/" {
+			return usageError("cp: %s has no name to have in %s (try: a name that is not there)", from, to)
+		}
+		to = filepath.Join(to, base)
+	}
+	if info.Type == api.Directory {
+		return c.downloadTree(ctx, from, to)
+	}
+	r, info, err := c.files.ReadFile(ctx, c.access, from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if to == stdStream {
+		_, err = io.Copy(os.Stdout, r)
+		return err
+	}
+	return writeFile(to, os.FileMode(info.Mode).Perm(), func(w io.Writer) error {
+		_, err := io.Copy(w, r)
+		return err
+	})
+}
+
+func (c copier) downloadTree(ctx context.Context, from, to string) error {
+	r, err := c.files.ReadTree(ctx, c.access, from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if to == stdStream {
+		return writeFile(to, 0, func(w io.Writer) error {
+			_, err := io.Copy(w, r)
+			return err
+		})
+	}
+	if err := localtree.Unpack(to, r); err != nil {
+		return fmt.Errorf("%s: %w", to, err)
+	}
+	return nil
+}
