@@ -7,8 +7,12 @@ import (
 	"github.com/forkvm/forkvm/api"
 )
 
-// keptEvents is how many of the last events are known.
-const keptEvents = 4096
+// keptEvents is how many of the last events are known, if their records do not
+// come to more than keptBytes.
+const (
+	keptEvents = 4096
+	keptBytes  = 16 << 20
+)
 
 // events is what has happened, the last of it. A watcher that is too slow loses
 // some, and never holds anybody up.
@@ -16,6 +20,7 @@ type events struct {
 	mu     sync.Mutex
 	first  uint64 // Seq of the first in kept
 	kept   []teamEvent
+	bytes  int           // of kept, about
 	more   chan struct{} // closed when there is another, and replaced
 	closed bool
 }
@@ -34,13 +39,43 @@ func (h *events) add(team string, ev api.Event) {
 		return
 	}
 	ev.Seq, ev.Time = h.first+uint64(len(h.kept)), now()
-	h.kept = append(h.kept, teamEvent{team, ev})
-	if len(h.kept) >= 2*keptEvents { // in bulk: to move them costs time
-		h.kept = append([]teamEvent(nil), h.kept[keptEvents:]...)
-		h.first += keptEvents
+	h.kept, h.bytes = append(h.kept, teamEvent{team, ev}), h.bytes+sizeOf(ev)
+	if len(h.kept) >= 2*keptEvents || h.bytes >= 2*keptBytes { // in bulk: to move them costs time
+		h.forget()
 	}
 	close(h.more)
 	h.more = make(chan struct{})
+}
+
+// forget drops the oldest events, but for as many as are to be kept and one at
+// least. The caller has mu.
+func (h *events) forget() {
+	n := 0
+	for ; len(h.kept)-n > 1 && (len(h.kept)-n > keptEvents || h.bytes > keptBytes); n++ {
+		h.bytes -= sizeOf(h.kept[n].Event)
+	}
+	h.kept = append([]teamEvent(nil), h.kept[n:]...) // a watcher may be reading the old ones
+	h.first += uint64(n)
+}
+
+// sizeOf is about how many bytes of memory an event takes. Metadata is what its
+// owner can make large, and the reason of a failure what a guest can.
+func sizeOf(ev api.Event) int {
+	n := 1024
+	if ev.Sandbox != nil {
+		n += sizeOfMap(ev.Sandbox.Metadata) + len(ev.Sandbox.Reason)
+	}
+	if ev.Snapshot != nil {
+		n += sizeOfMap(ev.Snapshot.Metadata)
+	}
+	return n
+}
+
+func sizeOfMap(m map[string]string) (n int) {
+	for k, v := range m {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 // close ends all watchers.
@@ -109,8 +144,8 @@ func (t *Team) Events(ctx context.Context, q api.EventQuery, ready func(), f fun
 		switch {
 		case len(list) > 0:
 			continue
-		case lost: // there is nothing since
-			seq = t.events.last()
+		case lost: // nothing has happened yet in this engine
+			seq = 0
 		case closed:
 			return errClosed
 		}
