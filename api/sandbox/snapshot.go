@@ -152,11 +152,12 @@ func (t *Team) takeSnapshot(ctx context.Context, b *box, r api.SnapshotRequest) 
 }
 
 // tookSnapshot makes a stored snapshot one that can be used, unless its sandbox
-// was destroyed meanwhile, or leaves nothing of it.
+// was destroyed meanwhile, or leaves nothing of it. That the engine is being
+// closed undoes nothing that is complete.
 func (t *Team) tookSnapshot(ctx context.Context, b *box, rec snapshotRecord, err error) (*snap, error) {
 	t.mu.Lock()
-	if b.life.Err() != nil {
-		err = context.Cause(b.life)
+	if cause := context.Cause(b.life); cause != nil && (err != nil || !errors.Is(cause, errClosed)) {
+		err = cause
 	}
 	if err == nil {
 		s := &snap{rec}
@@ -168,10 +169,18 @@ func (t *Team) tookSnapshot(ctx context.Context, b *box, rec snapshotRecord, err
 	}
 	t.mu.Unlock()
 	if rec.Stored != "" {
-		undo := errors.Join(t.db.deleteSnapshot(rec.Snapshot.ID), t.machines.delete(context.WithoutCancel(ctx), rec.Stored))
-		t.logError("remove a snapshot that failed", b, undo)
+		t.logError("remove a snapshot that failed", b, t.unstore(ctx, rec))
 	}
 	return nil, err
+}
+
+// unstore removes the record of a snapshot and then what it names: as long as
+// there is a record, there is what it names.
+func (t *Team) unstore(ctx context.Context, rec snapshotRecord) error {
+	if err := t.db.deleteSnapshot(rec.Snapshot.ID); err != nil {
+		return err
+	}
+	return t.machines.delete(context.WithoutCancel(ctx), rec.Stored)
 }
 
 // Snapshot implements [api.Service].
@@ -241,16 +250,14 @@ func (t *Team) DeleteSnapshot(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	if err := t.db.deleteSnapshot(id); err != nil {
+		return outer(err, "delete snapshot %s", id)
+	}
 	t.mu.Lock()
-	here := t.snaps[id] == s
-	if here {
+	if t.snaps[id] == s { // and not deleted by somebody else meanwhile
 		delete(t.snaps, id)
 		t.emitSnapshot(s, api.SnapshotDeleted)
 	}
 	t.mu.Unlock()
-	if !here {
-		return nil
-	}
-	err = errors.Join(t.db.deleteSnapshot(id), t.machines.delete(context.WithoutCancel(ctx), s.rec.Stored))
-	return outer(err, "delete snapshot %s", id)
+	return outer(t.machines.delete(context.WithoutCancel(ctx), s.rec.Stored), "delete snapshot %s", id)
 }
