@@ -163,7 +163,8 @@ const retryAfter = 30 * time.Second
 func (e *Engine) timeUp(ctx context.Context, b *box, session uint64) {
 	e.mu.Lock()
 	current, pauses := b.session == session, b.rec.Sandbox.OnTimeout == api.TimeoutPauses
-	if current && !pauses {
+	pausing := b.rec.Sandbox.State == api.Pausing // then it is not active: its time stands still
+	if current && !pauses && !pausing {
 		e.doom(b)
 	}
 	e.mu.Unlock()
@@ -171,6 +172,11 @@ func (e *Engine) timeUp(ctx context.Context, b *box, session uint64) {
 	case !current:
 	case pauses:
 		e.pauseAtTimeout(ctx, b, session)
+	case pausing:
+		if b.takeTurn(ctx) == nil {
+			b.giveTurn()
+			e.timeUp(ctx, b, session) // which has ended, if it could be paused
+		}
 	default:
 		e.logError("destroy at time-out", b, e.destroy(ctx, b))
 	}

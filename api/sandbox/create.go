@@ -93,6 +93,9 @@ func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.makeRoom(int64(n)*from.shape.Memory, n); err != nil {
+		for _, b := range boxes {
+			b.stop(err) // or the engine's context would know it for ever
+		}
 		return nil, err
 	}
 	for _, b := range boxes {

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/forkvm/forkvm/api"
@@ -61,9 +60,12 @@ func (e *Engine) bury(b *box) error {
 		return nil
 	}
 	e.dropMachine(b)
-	err := e.db.deleteSandbox(b.id)
+	if err := e.db.deleteSandbox(b.id); err != nil {
+		return outer(err, "destroy") // the record would come back: who destroys it again tries again
+	}
+	var err error
 	if stored != "" {
-		err = errors.Join(err, e.machines.delete(e.life, stored))
+		err = e.machines.delete(e.life, stored)
 	}
 	e.mu.Lock()
 	e.arm(b, now())

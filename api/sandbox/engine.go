@@ -187,10 +187,9 @@ func (e *Engine) closeBox(ctx context.Context, b *box, how OnClose) error {
 		return nil
 	}
 	var err error
-	switch how {
-	case ClosePauses:
+	if how == ClosePauses && state != api.Destroying {
 		err = e.pause(ctx, b)
-	default:
+	} else {
 		err = e.destroy(ctx, b)
 	}
 	b.stop(errClosed)

@@ -51,6 +51,10 @@ func (r *rig) crash(t testing.TB) {
 	if err := r.db.close(); err != nil {
 		t.Fatal(err)
 	}
+	r.killMachines()
+}
+
+func (r *rig) killMachines() {
 	r.w.mu.Lock()
 	ms := make([]*fakeMachine, 0)
 	for m := range r.w.alive {

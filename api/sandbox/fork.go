@@ -42,7 +42,7 @@ func (e *Engine) originOf(b *box) origin {
 	defer e.mu.Unlock()
 	s := b.record()
 	return origin{
-		template: s.Template, parent: &b.id, shape: b.rec.Shape, env: s.EnvVars, metadata: s.Metadata,
+		template: s.Template, parent: &s.ID, shape: b.rec.Shape, env: s.EnvVars, metadata: s.Metadata,
 		timeout: s.TimeoutSeconds, onTimeout: s.OnTimeout, autoDelete: s.AutoDeleteSeconds,
 	}
 }

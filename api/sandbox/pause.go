@@ -112,8 +112,8 @@ func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*san
 	e.mu.Unlock()
 	if goesOn {
 		e.logError("go on after a pause that failed", b, m.proceed(context.WithoutCancel(ctx)))
-		e.logError("store a sandbox that goes on", b, e.persist(nil, b))
 	}
+	e.logError("store a sandbox that is not paused", b, e.persist(nil, b))
 	return err
 }
 
@@ -196,6 +196,7 @@ func (e *Engine) resumed(b *box, m machine, become func(*sandboxRecord), err err
 	e.memory -= b.rec.Shape.Memory
 	if b.life.Err() == nil {
 		b.setState(api.Paused)
+		e.arm(b, now()) // its time may have been up meanwhile
 	}
 	e.mu.Unlock()
 	if m != nil {

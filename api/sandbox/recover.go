@@ -51,6 +51,11 @@ func (e *Engine) recover(ctx context.Context) error {
 			e.log.Error("delete what no record names", "stored", s, "error", err)
 		}
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range e.boxes { // last: what is overdue is done at once
+		e.arm(b, now())
+	}
 	return nil
 }
 
@@ -62,7 +67,6 @@ func (e *Engine) revive(b *box, stored bool) (changed bool) {
 	switch s := &b.rec.Sandbox; {
 	case s.State == api.Paused && stored:
 		b.lost = errPaused
-		e.arm(b, now())
 		return false
 	case s.State == api.Paused:
 		e.fail(b, "what was stored of it is missing")
