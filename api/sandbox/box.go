@@ -36,7 +36,7 @@ type box struct {
 	session uint64        // counts times that it began to run, or to be paused
 	timer   *time.Timer   // of the session; may be nil
 	changed chan struct{} // closed when the state changes, and replaced
-	lost    error         // why the machine of the session before is gone
+	lost    error         // why the machine that there was last is gone
 }
 
 func newBox(life context.Context, rec sandboxRecord) *box {
@@ -114,7 +114,7 @@ func (t *Team) find(id string) (*box, error) {
 func (e *Engine) begin(b *box, m machine, what api.EventType) {
 	s := &b.rec.Sandbox
 	at := now()
-	b.m, b.lost = m, nil
+	b.m = m // who has lost the one before may not know yet: b.lost stays
 	s.StartedAt, s.PausedAt, s.AutoDeleteAt = &at, nil, nil
 	b.setState(api.Running)
 	e.arm(b, at)
@@ -133,7 +133,7 @@ func (e *Engine) arm(b *box, from time.Time) {
 	}
 	s.ExpiresAt, s.AutoDeleteAt = nil, nil
 	switch {
-	case s.State == api.Running && s.TimeoutSeconds != nil:
+	case (s.State == api.Running || s.State == api.Pausing) && s.TimeoutSeconds != nil:
 		s.ExpiresAt = after(from, *s.TimeoutSeconds)
 		e.at(b, *s.ExpiresAt, e.timeUp)
 	case s.State == api.Paused && s.AutoDeleteSeconds != nil:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/sandbox/internal/guest"
 )
 
 // counted is a context that counts what waits for its end.
@@ -333,5 +334,74 @@ func TestNothingIsMissedAfterLost(t *testing.T) {
 	})
 	if !errors.Is(err, enough) {
 		t.Error(err)
+	}
+}
+
+// TestUpdateWhilePausing: a time-out that is taken away while a pause is tried in
+// vain does not come.
+func TestUpdateWhilePausing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Limits{})
+		r.w.saving, r.w.saveErr = make(chan struct{}), errors.New("disk broken")
+		b := r.create(t, api.Settings{TimeoutSeconds: api.Set[int64](10)})
+		paused := make(chan error, 1)
+		go func() {
+			_, err := r.Pause(t.Context(), b.ID)
+			paused <- err
+		}()
+		<-r.w.saving
+		s := must[*api.Sandbox](t)(r.Update(t.Context(), b.ID, api.Patch{TimeoutSeconds: api.Clear[int64]()}))
+		if s.ExpiresAt != nil {
+			t.Errorf("without a time-out it expires at %v", s.ExpiresAt)
+		}
+		r.w.goOn <- struct{}{}
+		wantCode(t, <-paused, api.InternalError, "disk broken")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if s, err := r.Get(t.Context(), b.ID); err != nil || s.State != api.Running {
+			t.Errorf("%+v, %v; want it to run", s, err)
+		}
+		r.Close(t.Context(), CloseDestroys)
+	})
+}
+
+// TestLostToAPauseBefore: who lost a machine to a pause is told so, even if the
+// sandbox runs again by then.
+func TestLostToAPauseBefore(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx := t.Context()
+	b := r.create(t, api.Settings{})
+	i := must[*inside](t)(r.enter(ctx, b.Access(), nil))
+	must[*api.Sandbox](t)(r.Pause(ctx, b.ID))
+	must[*api.Sandbox](t)(r.Resume(ctx, b.ID))
+	wantCode(t, i.because(guest.ErrLost), api.Conflict, "paused")
+}
+
+// TestCloseWaitsForSnapshots: when the engine is closed nobody writes for it any
+// more, and none of its timers runs.
+func TestCloseWaitsForSnapshots(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx := t.Context()
+	sb := r.create(t, api.Settings{AutoDeleteSeconds: api.Set[int64](3600)})
+	must[*api.Sandbox](t)(r.Pause(ctx, sb.ID))
+	b := must[*box](t)(r.find(sb.ID))
+	r.w.saving = make(chan struct{})
+	go r.CreateSnapshot(ctx, sb.ID, api.SnapshotRequest{})
+	<-r.w.saving
+	r.w.mu.Lock() // what is being written takes its time
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close(ctx, ClosePauses) }()
+	<-r.life.Done()
+	r.w.mu.Unlock()
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.inFlight) != 0 {
+		t.Error("a snapshot is still being taken")
+	}
+	if b.timer.Stop() {
+		t.Error("a timer was still running")
 	}
 }

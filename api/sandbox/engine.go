@@ -90,7 +90,7 @@ type Engine struct {
 	// with it.
 	life context.Context
 	end  context.CancelFunc
-	busy sync.WaitGroup // what goes on in the background
+	busy sync.WaitGroup // what goes on in the background, and snapshots being taken
 
 	mu       sync.Mutex
 	boxes    map[string]*box  // by id
@@ -171,10 +171,23 @@ func (e *Engine) Close(ctx context.Context, how OnClose) error {
 		})
 	}
 	wg.Wait()
+	e.stopTimers(boxes)
 	e.end()
 	e.events.close()
 	e.busy.Wait()
 	return errors.Join(errors.Join(errs...), e.db.close())
+}
+
+// stopTimers stops what would keep the engine in memory for as long as a
+// time-out.
+func (e *Engine) stopTimers(boxes []*box) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range boxes {
+		if b.timer != nil {
+			b.timer.Stop()
+		}
+	}
 }
 
 // closeBox does to a sandbox what Close is to do to those that run.

@@ -113,7 +113,8 @@ func (t *Team) Update(ctx context.Context, id string, p api.Patch) (*api.Sandbox
 	}
 	s.TimeoutSeconds, s.OnTimeout = p.TimeoutSeconds.Or(s.TimeoutSeconds), cmp.Or(p.OnTimeout, s.OnTimeout)
 	s.AutoDeleteSeconds = p.AutoDeleteSeconds.Or(s.AutoDeleteSeconds)
-	if p.TimeoutSeconds.Given() && s.State == api.Running || p.AutoDeleteSeconds.Given() && s.State == api.Paused {
+	runs := s.State == api.Running || s.State == api.Pausing // which may fail
+	if p.TimeoutSeconds.Given() && runs || p.AutoDeleteSeconds.Given() && s.State == api.Paused {
 		t.arm(b, now())
 	}
 	t.emit(b, api.SandboxUpdated)

@@ -104,6 +104,7 @@ func (t *Team) reserveSnapshot(b *box) error {
 	case ofBox >= l.SnapshotsPerSandbox:
 		return api.Errorf(api.TooManySnapshots, "there are %d snapshots of this sandbox, which is the limit", ofBox)
 	}
+	t.busy.Add(1)
 	t.inFlight[t.name]++
 	t.reserved[b.id]++
 	return nil
@@ -111,6 +112,7 @@ func (t *Team) reserveSnapshot(b *box) error {
 
 // releaseSnapshot ends what reserveSnapshot began. The caller has mu.
 func (t *Team) releaseSnapshot(b *box) {
+	t.busy.Done()
 	for _, c := range []struct {
 		m   map[string]int
 		key string
