@@ -148,19 +148,28 @@ func (e *Engine) launch(ctx context.Context, img image, boxes []*box) []error {
 	}()
 	machines, errs := img.start(ctx, names)
 	kept := <-stored
+	var gone []string
 	for k, b := range boxes {
 		err := outer(errs[k], "start a machine")
 		if err == nil {
 			err = outer(kept, "store the record")
 		}
-		errs[k] = e.settle(b, machines[k], err)
+		if errs[k] = e.settle(b, machines[k], err); errs[k] != nil {
+			gone = append(gone, b.id)
+		}
+	}
+	if err := e.db.deleteSandbox(gone...); err != nil { // at once: writes take turns
+		e.log.Error("remove the records of what was not made", "sandboxes", gone, "error", err)
+	}
+	for _, b := range boxes {
+		b.giveTurn()
 	}
 	return errs
 }
 
-// settle ends the making of a sandbox, with a machine or with an error.
+// settle ends the making of a sandbox, with a machine or with an error. The
+// caller gives its turn back, and removes what was stored of one that is gone.
 func (e *Engine) settle(b *box, m machine, err error) error {
-	defer b.giveTurn()
 	e.mu.Lock()
 	if err == nil {
 		err = context.Cause(b.life)
@@ -170,18 +179,14 @@ func (e *Engine) settle(b *box, m machine, err error) error {
 		e.mu.Unlock()
 		return nil
 	}
-	doomed := b.rec.Sandbox.State == api.Destroying // who destroys it removes it
 	e.memory -= b.rec.Shape.Memory
-	if !doomed {
+	if b.rec.Sandbox.State != api.Destroying { // or who destroys it removes it
 		e.remove(b)
 	}
 	e.mu.Unlock()
 	b.stop(errDestroyed)
 	if m != nil {
 		m.close()
-	}
-	if !doomed {
-		e.logError("remove the record of what was not made", b, e.db.deleteSandbox(b.id))
 	}
 	return err
 }

@@ -84,8 +84,18 @@ func put(tx *bbolt.Tx, bucket []byte, id string, v any) error {
 	return tx.Bucket(bucket).Put([]byte(id), b)
 }
 
-func (d *database) delete(bucket []byte, id string) error {
-	return d.bolt.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Delete([]byte(id)) })
+func (d *database) delete(bucket []byte, ids ...string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	return d.bolt.Update(func(tx *bbolt.Tx) error {
+		for _, id := range ids {
+			if err := tx.Bucket(bucket).Delete([]byte(id)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // update changes a record, unless it is gone.
@@ -147,7 +157,7 @@ func (d *database) updateSandbox(id string, change func(*sandboxRecord)) error {
 	return update(d, sandboxBucket, id, change)
 }
 
-func (d *database) deleteSandbox(id string) error { return d.delete(sandboxBucket, id) }
+func (d *database) deleteSandbox(ids ...string) error { return d.delete(sandboxBucket, ids...) }
 
 func (d *database) putSnapshot(r snapshotRecord) error {
 	return d.bolt.Update(func(tx *bbolt.Tx) error { return put(tx, snapshotBucket, r.Snapshot.ID, r) })

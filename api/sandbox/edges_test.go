@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/sandbox/internal/guest"
 )
@@ -403,5 +405,39 @@ func TestCloseWaitsForSnapshots(t *testing.T) {
 	}
 	if b.timer.Stop() {
 		t.Error("a timer was still running")
+	}
+}
+
+// TestFailedForkIsOneWrite: however many children there are not, everybody else
+// waits for a write or two.
+func TestFailedForkIsOneWrite(t *testing.T) {
+	r := newRig(t, Limits{})
+	writes := func() int {
+		tx := must[*bbolt.Tx](t)(r.db.bolt.Begin(false))
+		defer tx.Rollback()
+		return tx.ID()
+	}
+	b := r.create(t, api.Settings{})
+	r.w.startErr = func(int) error { return errors.New("no luck") }
+	before := writes()
+	_, err := r.Fork(t.Context(), b.ID, api.ForkRequest{Count: 50})
+	wantCode(t, err, api.InternalError, "no luck")
+	if n := writes() - before; n > 2 {
+		t.Errorf("%d writes for children that could not be started", n)
+	}
+	r.machine(b.ID).die(errors.New("guest panicked"))
+	r.storedState(t, b.ID, api.Failed)
+	before = writes()
+	_, err = r.Fork(t.Context(), b.ID, api.ForkRequest{Count: 50})
+	wantCode(t, err, api.Gone)
+	if n := writes() - before; n > 0 {
+		t.Errorf("%d writes for children of what has failed", n)
+	}
+	if err := read(r.db, sandboxBucket, func(id string, _ sandboxRecord) {
+		if id != b.ID {
+			t.Errorf("there is a record of %s", id)
+		}
+	}); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -28,7 +28,8 @@ func (t *Team) Fork(ctx context.Context, id string, r api.ForkRequest) (_ *api.F
 	img, err := t.freeze(ctx, b)
 	if err != nil {
 		for _, c := range boxes {
-			_ = t.settle(c, nil, err)
+			_ = t.settle(c, nil, err) // nothing was stored of it yet
+			c.giveTurn()
 		}
 		return nil, err
 	}
