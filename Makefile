@@ -41,11 +41,13 @@ kernel: ## build the minimal guest kernel (about 4 minutes, once)
 # with the same images of bases.
 DEMO_TEMPLATES = $${FORKVM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/forkvm}/demo-templates
 
-demo: build ## boot a machine, fork it 8 times, show that each goes its own way (DEMO=python: run tests in forks of a template)
+demo: build ## boot a machine, fork it 8 times, show that each goes its own way (DEMO=python: run tests in forks of a template; DEMO=service: sandboxes of a server over HTTP)
 ifeq ($(DEMO),python)
 	@sh test/setup.sh python "$(DEMO_TEMPLATES)"
 	@bin/lab run --disk "$(DEMO_TEMPLATES).ext4:$(DEMO_TEMPLATES)" --file $(CURDIR)/bin/forkvm-agent -- \
 		bin/forkvm demo python --templates "$(DEMO_TEMPLATES)" $(ARGS)
+else ifeq ($(DEMO),service)
+	@sh test/service-demo.sh $(ARGS)
 else
 	@sh test/setup.sh demo
 	@bin/lab run -- bin/forkvm demo $(ARGS)

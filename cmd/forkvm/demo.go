@@ -49,7 +49,7 @@ The exit code is 1 if any of this does not hold.`,
 		}
 		return err
 	}
-	cmd.AddCommand(newPythonDemo())
+	cmd.AddCommand(newPythonDemo(), newServiceDemo())
 	return cmd
 }
 
