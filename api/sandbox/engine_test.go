@@ -26,6 +26,7 @@ type rig struct {
 
 func newRig(t testing.TB, limits Limits) *rig {
 	r := &rig{w: newWorld(t), dir: t.TempDir(), o: Options{Limits: limits}}
+	t.Cleanup(r.w.agents.Wait) // before their directories are removed
 	r.open(t)
 	return r
 }

@@ -21,6 +21,8 @@ import (
 type world struct {
 	t testing.TB
 
+	agents sync.WaitGroup // that serve
+
 	mu       sync.Mutex
 	alive    map[*fakeMachine]bool
 	kept     map[string]fakeStored // by name in the store
@@ -119,9 +121,8 @@ func (i *fakeImage) startOne(ctx context.Context) (*fakeMachine, error) {
 	m := &fakeMachine{w: i.w, value: i.value, ended: make(chan struct{}), conns: make(chan net.Conn)}
 	m.life, m.stop = context.WithCancel(context.Background())
 	i.w.alive[m] = true
-	go func() {
-		_ = agent.Serve(m.life, m, agent.Options{Dir: i.w.t.TempDir()})
-	}()
+	dir := i.w.t.TempDir()
+	i.w.agents.Go(func() { _ = agent.Serve(m.life, m, agent.Options{Dir: dir}) })
 	return m, nil
 }
 
