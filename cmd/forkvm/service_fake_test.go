@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"path"
 	"strings"
@@ -50,7 +51,13 @@ func newFakeService() *fakeService {
 
 // start serves it until the test ends.
 func (s *fakeService) start(t *testing.T) string {
-	h := httptest.NewServer(server.New(server.Config{
+	h := httptest.NewServer(s.handler())
+	t.Cleanup(h.Close)
+	return h.URL
+}
+
+func (s *fakeService) handler() http.Handler {
+	return server.New(server.Config{
 		Account: func(string) (api.Service, error) { return s, nil },
 		Open: func(a api.Access) (server.Sandbox, error) {
 			if a.Token != fakeToken {
@@ -59,9 +66,7 @@ func (s *fakeService) start(t *testing.T) string {
 			return s, nil
 		},
 		Authenticate: func(key string) (string, bool) { return "team", key == fakeKey },
-	}))
-	t.Cleanup(h.Close)
-	return h.URL
+	})
 }
 
 func (s *fakeService) Create(_ context.Context, r api.CreateRequest) (*api.Sandbox, error) {
