@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -171,7 +173,7 @@ func startServer(ctx context.Context, state string) error {
 		}
 		return err
 	case <-ended:
-		return fmt.Errorf("the server did not start: see %s", logName)
+		return fmt.Errorf("the server did not start: see %s\n%s", logName, lastLine(logName))
 	case <-within.Done():
 		_ = cmd.Process.Kill() // it has ended, or does
 		if ctx.Err() != nil {
@@ -179,6 +181,25 @@ func startServer(ctx context.Context, state string) error {
 		}
 		return fmt.Errorf("the server did not start within %v: see %s", startServerWithin, logName)
 	}
+}
+
+// lastLine is the last line of a file, if it is not too long; there is nobody to
+// tell of an error.
+func lastLine(name string) string {
+	f, err := os.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	end, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return ""
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, max(end-4096, 0), 4096))
+	if err != nil {
+		return ""
+	}
+	return string(b[bytes.LastIndexByte(bytes.TrimRight(b, "\n"), '\n')+1:])
 }
 
 // listenForReady makes a socket that a server tells when it listens.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/forkvm/forkvm/api"
+	"github.com/forkvm/forkvm/api/client"
 	"github.com/forkvm/forkvm/api/template"
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/snapshot"
@@ -93,6 +95,8 @@ func showHelp(c *cobra.Command, _ []string) error { return c.Help() }
 func hint(err error) string {
 	var path *os.PathError
 	switch {
+	case errors.Is(err, api.Unauthorized):
+		return " (try: setting $" + client.KeyVariable + ")"
 	case errors.As(err, &path) && strings.HasPrefix(path.Path, "/dev/"):
 		return " (try: forkvm doctor)"
 	case errors.Is(err, context.DeadlineExceeded):

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -31,6 +30,9 @@ func snapRecord(s api.Snapshot) record {
 // tell those of one instant apart.
 func shortID(id string) string { return id[:min(len(id), 20)] }
 
+// listCommand lists records of a kind.
+var listCommand = map[string]string{"sandbox": "ls", "snapshot": "snap ls"}
+
 // pick finds the id that a word means: an id, a name, or the beginning of an id.
 func pick(kind string, all []record, word string) (string, error) {
 	if word == "" {
@@ -53,7 +55,7 @@ func pick(kind string, all []record, word string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", api.Errorf(api.NotFound, "no such %s: %q", kind, word)
+		return "", api.Errorf(api.NotFound, "no such %s: %q (try: forkvm %s)", kind, word, listCommand[kind])
 	case 1:
 		return found[0].id, nil
 	}
@@ -218,25 +220,37 @@ func completeSnaps(max int) cobra.CompletionFunc {
 	})
 }
 
+// completeServed completes names of templates of the server.
+func completeServed(cmd *cobra.Command, _ []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+	whileCompleting(cmd, func(ctx context.Context, s api.Service) {
+		if l, err := s.Templates(ctx); err == nil {
+			for _, t := range l.Templates {
+				names = append(names, t.Name)
+			}
+		}
+	})
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 func completeRecords(max int, list func(context.Context, api.Service) []record) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		none := cobra.ShellCompDirectiveNoFileComp
-		if len(args) >= max {
-			return nil, none
+	return func(cmd *cobra.Command, args []string, _ string) (words []cobra.Completion, _ cobra.ShellCompDirective) {
+		if len(args) < max {
+			whileCompleting(cmd, func(ctx context.Context, s api.Service) { words = completions(list(ctx, s)) })
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
-		defer cancel()
-		address := os.Getenv(serverVariable)
-		if f := cmd.Flag("server"); f != nil {
-			address = f.Value.String()
-		}
-		s, err := connect(ctx, address, false)
-		if err != nil {
-			return nil, none
-		}
-		defer s.CloseIdle()
-		return completions(list(ctx, s)), none
+		return words, cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+// whileCompleting asks the server, if it runs, for what a shell is waiting for.
+func whileCompleting(cmd *cobra.Command, ask func(context.Context, api.Service)) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
+	defer cancel()
+	s, err := connect(ctx, cmd.Flag("server").Value.String(), false)
+	if err != nil {
+		return
+	}
+	defer s.CloseIdle()
+	ask(ctx, s)
 }
 
 // completions are ids, and names that only one has.

@@ -101,7 +101,9 @@ which takes a while.`,
 	f := cmd.Flags()
 	from := f.String("template", "", "the `name` of the template (default base)")
 	snap := f.String("snapshot", "", "the `snapshot`, as 'forkvm snap ls' shows it")
-	_ = cmd.RegisterFlagCompletionFunc("snapshot", completeSnaps(allArgs)) // the flag is there
+	_ = cmd.RegisterFlagCompletionFunc("snapshot", completeSnaps(allArgs)) // the flags are there
+	_ = cmd.RegisterFlagCompletionFunc("template", completeServed)
+	_ = cmd.RegisterFlagCompletionFunc("on-timeout", cobra.FixedCompletions([]cobra.Completion{"destroy", "pause"}, cobra.ShellCompDirectiveNoFileComp))
 	asJSON := jsonFlag(cmd)
 	return onServer(cmd, func(cmd *cobra.Command, s api.Service, _ []string) error {
 		settings, err := set.settings()

@@ -155,6 +155,10 @@ func (s *fakeService) Events(_ context.Context, q api.EventQuery, ready func(), 
 	return api.Errorf(api.Gone, "that was all")
 }
 
+func (s *fakeService) Templates(context.Context) (*api.TemplateList, error) {
+	return &api.TemplateList{Templates: []api.Template{{Name: "base", BuiltIn: true}}}, nil
+}
+
 // Run does what the words of a command say.
 func (s *fakeService) Run(_ context.Context, _ api.Access, r api.StartRequest, st api.Streams) (*api.Exit, error) {
 	switch r.Argv[0] {
