@@ -27,7 +27,7 @@ type listenFlags struct {
 }
 
 func (l *listenFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&l.socket, "socket", "", "the Unix `socket` (default forkvm/forkvm.sock in $XDG_RUNTIME_DIR or, if that or --state is given, forkvm.sock in the directory of sandboxes)")
+	f.StringVar(&l.socket, "socket", "", "the Unix `socket` (default forkvm/forkvm.sock in $XDG_RUNTIME_DIR; without that, or with a --state of its own, forkvm.sock there)")
 	f.StringVar(&l.address, "listen", "", "listen on TCP too, at this `address:port`")
 	f.StringVar(&l.keys, "keys", "", "the `file` of account keys, which requests over TCP need")
 	f.BoolVar(&l.plain, "insecure-plain-http", false, "listen beyond this machine without TLS: who is on the network reads keys and all else")
