@@ -73,6 +73,15 @@ func (b *box) within(ctx context.Context) (context.Context, context.CancelFunc) 
 	return ctx, func() { stop(); cancel(nil) }
 }
 
+// overtaken is err or, if the sandbox has been destroyed, that: it is why what
+// was under way failed, and why it is of no use if it did not.
+func (b *box) overtaken(err error) error {
+	if cause := context.Cause(b.life); cause != nil {
+		return cause
+	}
+	return err
+}
+
 var errDestroyed = api.Errorf(api.Gone, "the sandbox was destroyed")
 
 // setState changes the state and tells who waits. The caller has Engine.mu.

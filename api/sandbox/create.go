@@ -171,9 +171,7 @@ func (e *Engine) launch(ctx context.Context, img image, boxes []*box) []error {
 // caller gives its turn back, and removes what was stored of one that is gone.
 func (e *Engine) settle(b *box, m machine, err error) error {
 	e.mu.Lock()
-	if err == nil {
-		err = context.Cause(b.life)
-	}
+	err = b.overtaken(err)
 	if err == nil {
 		e.begin(b, m, api.SandboxReady)
 		e.mu.Unlock()

@@ -441,3 +441,31 @@ func TestFailedForkIsOneWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestDestroyOvertakes: who is interrupted by the destruction of a sandbox is
+// told of that, and not that some context has ended.
+func TestDestroyOvertakes(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx := t.Context()
+	for name, do := range map[string]func(id string) error{
+		"pause": func(id string) error { _, err := r.Pause(ctx, id); return err },
+		"snapshot": func(id string) error {
+			_, err := r.CreateSnapshot(ctx, id, api.SnapshotRequest{})
+			return err
+		},
+	} {
+		b := r.create(t, api.Settings{})
+		r.w.mu.Lock()
+		r.w.saving = make(chan struct{})
+		r.w.mu.Unlock()
+		ended := make(chan error, 1)
+		go func() { ended <- do(b.ID) }()
+		<-r.w.saving
+		if err := r.Destroy(ctx, b.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; !errors.Is(err, api.Gone) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

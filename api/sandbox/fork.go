@@ -70,10 +70,13 @@ func (e *Engine) freeze(ctx context.Context, b *box) (image, error) {
 	} else {
 		img, err = m.capture(ctx)
 	}
-	if err == nil && state != api.Paused {
+	if err != nil {
+		return nil, b.overtaken(outer(err, "capture"))
+	}
+	if state != api.Paused {
 		e.metrics.pause.Observe(img.pause().Seconds())
 	}
-	return img, outer(err, "capture")
+	return img, nil
 }
 
 func (t *Team) forked(b *box, img image, boxes []*box, errs []error) (*api.ForkResult, error) {

@@ -89,9 +89,7 @@ func (e *Engine) putAway(ctx context.Context, b *box, m machine) (stored string,
 // in the way, goes on.
 func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*sandboxRecord), err error) error {
 	e.mu.Lock()
-	if err == nil {
-		err = context.Cause(b.life)
-	}
+	err = b.overtaken(err)
 	if err == nil && b.m != m {
 		err = b.lost
 	}
@@ -184,10 +182,7 @@ func (e *Engine) restart(ctx context.Context, id, stored string) (machine, error
 // the way, is still paused.
 func (e *Engine) resumed(b *box, m machine, become func(*sandboxRecord), err error) error {
 	e.mu.Lock()
-	if err == nil {
-		err = context.Cause(b.life)
-	}
-	if err == nil {
+	if err = b.overtaken(err); err == nil {
 		become(&b.rec)
 		e.begin(b, m, api.SandboxResumed)
 		e.mu.Unlock()
