@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/forkvm/forkvm/api"
@@ -153,6 +154,8 @@ func (s *serveFlags) open(ctx context.Context, state string, log *slog.Logger) (
 }
 
 func newHandler(engine *sandbox.Engine, keys *server.Keys, log *slog.Logger) http.Handler {
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(engine)
 	c := server.Config{
 		Account: func(team string) (api.Service, error) { return engine.Team(team), nil },
 		Open: func(a api.Access) (server.Sandbox, error) {
@@ -162,7 +165,7 @@ func newHandler(engine *sandbox.Engine, keys *server.Keys, log *slog.Logger) htt
 			}
 			return team, nil
 		},
-		SocketTeam: socketTeam, Logger: log, Version: readVersion().Version,
+		SocketTeam: socketTeam, Logger: log, Registry: metrics, Version: readVersion().Version,
 	}
 	if keys != nil {
 		c.Authenticate = keys.Team
