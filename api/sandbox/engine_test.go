@@ -549,6 +549,7 @@ func TestEventsOfALife(t *testing.T) {
 // TestUseResumes: a command or a file call resumes a paused sandbox, which keeps
 // its token; what reads or changes its record does not, nor does a bad request.
 func TestUseResumes(t *testing.T) {
+	needProgram(t, "sh")
 	r := newRig(t, Limits{})
 	ctx := t.Context()
 	b := r.create(t, api.Settings{EnvVars: map[string]string{"OWN": "yes"}})
@@ -575,6 +576,7 @@ func TestUseResumes(t *testing.T) {
 
 // TestPauseCutsCommands: they fail, and say why.
 func TestPauseCutsCommands(t *testing.T) {
+	needProgram(t, "sleep")
 	r := newRig(t, Limits{})
 	ctx := t.Context()
 	b := r.create(t, api.Settings{})
@@ -584,14 +586,21 @@ func TestPauseCutsCommands(t *testing.T) {
 			api.Streams{Started: func(api.Process) { started <- struct{}{} }})
 		ended <- err
 	}
-	go run()
-	<-started
+	begun := func() {
+		t.Helper()
+		go run()
+		select {
+		case <-started:
+		case err := <-ended:
+			t.Fatalf("it did not start: %v", err)
+		}
+	}
+	begun()
 	must[*api.Sandbox](t)(r.Pause(ctx, b.ID))
 	wantCode(t, <-ended, api.Conflict, "paused")
 	must[*api.Sandbox](t)(r.Resume(ctx, b.ID))
 	b = must[*api.Sandbox](t)(r.Get(ctx, b.ID))
-	go run()
-	<-started
+	begun()
 	if err := r.Destroy(ctx, b.ID); err != nil {
 		t.Fatal(err)
 	}

@@ -48,3 +48,12 @@ func needTool(t *testing.T, why string) {
 	}
 	t.Skip(why)
 }
+
+// needProgram skips where this machine lacks a program that commands of fake
+// machines are.
+func needProgram(t *testing.T, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		needTool(t, err.Error())
+	}
+}
