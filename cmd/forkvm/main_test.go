@@ -31,8 +31,14 @@ import (
 // The test binary is forkvm under that name, and /init in its guests.
 func TestMain(m *testing.M) {
 	agent.Main()
+	if os.Getenv(passedToMe) != "" { // as who starts a program cannot know before
+		os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	}
 	testscript.Main(m, map[string]func(){"forkvm": main})
 }
+
+// passedToMe in the environment says that sockets are passed to this process.
+const passedToMe = "FORKVM_TEST_PASSED"
 
 func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
 
@@ -73,6 +79,7 @@ func runScripts(t *testing.T, dir string, setup ...func(*testscript.Env)) {
 			"store":      makeStore,
 			"flip":       flipByte,
 			"stopserver": stopServer,
+			"setenv":     setenvToFile,
 		},
 		Setup: func(env *testscript.Env) error {
 			cache, err := initrd.CacheDir()
@@ -373,4 +380,14 @@ func TestGuestSignal(t *testing.T) {
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 143 {
 		t.Errorf("ended with %v, want exit code 143", err)
 	}
+}
+
+// setenvToFile sets a variable to what a file has:
+//
+//	setenv NAME FILE
+func setenvToFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: setenv NAME FILE")
+	}
+	ts.Setenv(args[0], strings.TrimSpace(ts.ReadFile(args[1])))
 }

@@ -163,9 +163,8 @@ func TestPassedSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cleanUp()
-	// The shell's process id is that of the program which it becomes.
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `LISTEN_PID=$$ exec forkvm serve --log-format json`)
-	cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "FORKVM_STATE="+filepath.Join(dir, "state"), "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	cmd := exec.CommandContext(t.Context(), "forkvm", "serve", "--log-format", "json")
+	cmd.Env = append(os.Environ(), passedToMe+"=1", "LISTEN_FDS=1", "FORKVM_STATE="+filepath.Join(dir, "state"), "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	cmd.ExtraFiles = []*os.File{f}
 	var log bytes.Buffer
 	cmd.Stderr = &log
