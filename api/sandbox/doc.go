@@ -28,7 +28,8 @@
 // pause, capture, destruction. [Engine].mu guards all records and everything
 // that is counted, and is held for a moment only: nothing waits under it. Who
 // needs both has the turn first. Whoever destroys a sandbox ends its context
-// before waiting for the turn, so that who has it gives up.
+// before waiting for the turn, so that who has it gives up; only the start of a
+// machine is waited for.
 //
 // # What is durable
 //

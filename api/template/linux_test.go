@@ -15,8 +15,7 @@ import (
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/initrd"
-	"github.com/forkvm/forkvm/kvm/kvmtest"
-	"github.com/forkvm/forkvm/kvm/probe"
+	"github.com/forkvm/forkvm/kvm/probe/probetest"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -30,26 +29,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needLinux skips where no ordinary kernel runs.
-func needLinux(t testing.TB) {
-	t.Helper()
-	sys := kvmtest.OpenOrSkip(t)
-	if os.Getenv("FORKVM_TEST_KERNEL") != "" {
-		return // whoever names a kernel knows that it runs here
-	}
-	info, err := probe.Flavor(sys)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.Emulated {
-		kvmtest.Skip(t, info.Name+" is an emulated KVM, which ordinary kernels do not run on")
-	}
-}
-
 // linuxMachine is one of the usual size.
 func linuxMachine(t *testing.T) Machine {
 	t.Helper()
-	needLinux(t)
+	probetest.NeedLinux(t)
 	kernel, err := initrd.FindKernel(t.Context(), first(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
 	if err != nil {
 		t.Fatal(err)
