@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkvm/forkvm/api"
-	"github.com/forkvm/forkvm/cmd/forkvm/internal/localtree"
+	"github.com/forkvm/forkvm/internal/localtree"
 )
 
 func newCopy() *cobra.Command {
@@ -193,7 +193,7 @@ func (c copier) downloadTree(ctx context.Context, from, to string) error {
 			return err
 		})
 	}
-	if err := localtree.Unpack(to, r); err != nil {
+	if err := localtree.Unpack(to, r, localtree.Limits{}); err != nil {
 		return fmt.Errorf("%s: %w", to, err)
 	}
 	return nil

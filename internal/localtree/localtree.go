@@ -29,11 +29,22 @@ func Pack(w io.Writer, dir string) error {
 	return t.Close()
 }
 
+// Limits bound what Unpack takes. Zero fields are no bounds.
+type Limits struct {
+	Bytes   int64 // of the content of all files
+	Entries int   // files, links and directories, those that no entry is of included
+	Name    int   // bytes of an entry's name
+}
+
+// ErrLimit: an archive has more than the limits allow.
+var ErrLimit = errors.New("too large an archive")
+
 // Unpack unpacks an archive below the directory dir, which it makes if need be.
 // What is there is replaced, but for directories, which are added to. Nothing is
 // written outside of dir, whatever the archive says: names and links that lead
-// out are refused. Owners, set-id bits and device nodes are not taken over.
-func Unpack(dir string, r io.Reader) error {
+// out are refused. Owners, set-id bits and device nodes are not taken over. Of
+// what it has written when it fails nothing is removed: see Remove.
+func Unpack(dir string, r io.Reader, l Limits) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
@@ -42,7 +53,7 @@ func Unpack(dir string, r io.Reader) error {
 		return err
 	}
 	defer root.Close()
-	u := &unpacker{root: root}
+	u := &unpacker{root: root, limits: l}
 	for t := tar.NewReader(r); ; {
 		h, err := t.Next()
 		if err == io.EOF {
@@ -52,20 +63,48 @@ func Unpack(dir string, r io.Reader) error {
 			return fmt.Errorf("unpack: %w", err)
 		}
 		if err := u.entry(h, t); err != nil {
-			return fmt.Errorf("unpack %q: %w", h.Name, err)
+			return fmt.Errorf("unpack %.200q: %w", h.Name, err)
 		}
 	}
 }
 
 type unpacker struct {
-	root *os.Root
-	dirs []*tar.Header
+	root   *os.Root
+	limits Limits
+	dirs   []*tar.Header
+
+	bytes   int64
+	entries int
+}
+
+// account counts an entry before anything is made of it.
+func (u *unpacker) account(h *tar.Header) error {
+	if u.limits.Name > 0 && len(h.Name) > u.limits.Name {
+		return fmt.Errorf("%w: a name is longer than %d bytes", ErrLimit, u.limits.Name)
+	}
+	u.entries++
+	if _, err := u.root.Lstat(path.Dir(h.Name)); err != nil {
+		u.entries += strings.Count(h.Name, "/") // directories that are made for it
+	}
+	if u.limits.Entries > 0 && u.entries > u.limits.Entries {
+		return fmt.Errorf("%w: more than %d entries", ErrLimit, u.limits.Entries)
+	}
+	if h.Typeflag == tar.TypeReg {
+		u.bytes += h.Size // holes of sparse files included: they are written
+	}
+	if u.limits.Bytes > 0 && (u.bytes > u.limits.Bytes || u.bytes < 0) {
+		return fmt.Errorf("%w: more than %d bytes", ErrLimit, u.limits.Bytes)
+	}
+	return nil
 }
 
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	h.Name = path.Clean(h.Name)
 	if !filepath.IsLocal(h.Name) {
 		return &fs.PathError{Op: "unpack", Path: h.Name, Err: syscall.EXDEV}
+	}
+	if err := u.account(h); err != nil {
+		return err
 	}
 	if h.Typeflag == tar.TypeDir {
 		u.dirs = append(u.dirs, h)
@@ -121,4 +160,19 @@ func (u *unpacker) finish() error {
 		}
 	}
 	return nil
+}
+
+// Remove removes a directory with all that is in it, also directories that are
+// closed to their owner, as those of an archive may be.
+func Remove(dir string) error {
+	if os.RemoveAll(dir) == nil {
+		return nil
+	}
+	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() { // before it is read
+			_ = os.Chmod(name, 0o700)
+		}
+		return nil
+	})
+	return os.RemoveAll(dir)
 }

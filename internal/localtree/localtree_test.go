@@ -3,7 +3,9 @@ package localtree
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,7 +32,7 @@ func TestPackedIsUnpacked(t *testing.T) {
 	if err := Pack(&b, from); err != nil {
 		t.Fatal(err)
 	}
-	if err := Unpack(to, &b); err != nil {
+	if err := Unpack(to, &b, Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"a", "dir/b", "dir/link", "closed/c", "closed"} {
@@ -79,7 +81,7 @@ func TestNothingLeavesTheDirectory(t *testing.T) {
 			if err := w.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := Unpack(filepath.Join(outer, "in"), &b); err == nil {
+			if err := Unpack(filepath.Join(outer, "in"), &b, Limits{}); err == nil {
 				t.Error("was unpacked")
 			}
 			if left, err := os.ReadDir(outer); err != nil || len(left) != 2 {
@@ -94,7 +96,7 @@ func TestCutArchive(t *testing.T) {
 	if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Name: "f", Typeflag: tar.TypeReg, Size: 100}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Unpack(t.TempDir(), &b); err == nil {
+	if err := Unpack(t.TempDir(), &b, Limits{}); err == nil {
 		t.Error("half an archive was unpacked as if it were whole")
 	}
 }
@@ -111,9 +113,70 @@ func FuzzUnpack(f *testing.F) {
 	f.Add(b.Bytes())
 	f.Fuzz(func(t *testing.T, archive []byte) {
 		outer := t.TempDir()
-		_ = Unpack(filepath.Join(outer, "in"), io.LimitReader(bytes.NewReader(archive), 1<<20)) // as it may
+		_ = Unpack(filepath.Join(outer, "in"), io.LimitReader(bytes.NewReader(archive), 1<<20), Limits{Bytes: 1 << 20, Entries: 100, Name: 100}) // as it may
 		if left, err := os.ReadDir(outer); err != nil || len(left) > 1 {
 			t.Errorf("beside it: %v, %v", left, err)
 		}
 	})
+}
+
+// TestLimits: what is over one of them is refused before it is written.
+func TestLimits(t *testing.T) {
+	all := Limits{Bytes: 10, Entries: 4, Name: 20}
+	for name, c := range map[string]struct {
+		headers []tar.Header
+		fits    bool
+	}{
+		"fits":                 {[]tar.Header{{Name: "a", Size: 4}, {Name: "d/b", Size: 6}}, true},
+		"bytes":                {[]tar.Header{{Name: "a", Size: 4}, {Name: "b", Size: 7}}, false},
+		"one large file":       {[]tar.Header{{Name: "a", Size: 1 << 40}}, false},
+		"entries":              {[]tar.Header{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}, {Name: "e"}}, false},
+		"the same again":       {[]tar.Header{{Name: "a"}, {Name: "a"}, {Name: "a"}, {Name: "a"}, {Name: "a"}}, false},
+		"directories of names": {[]tar.Header{{Name: "a/b/c/d/e"}}, false},
+		"name":                 {[]tar.Header{{Name: "aaaaaaaaaaaaaaaaaaaaa"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b bytes.Buffer
+			w := tar.NewWriter(&b)
+			for _, h := range c.headers {
+				h.Typeflag, h.Mode = tar.TypeReg, 0o600
+				if err := w.WriteHeader(&h); err != nil {
+					t.Fatal(err)
+				}
+				w.Write(make([]byte, min(h.Size, 100)))
+			}
+			w.Flush()
+			dir := t.TempDir()
+			err := Unpack(dir, &b, all)
+			if (err == nil) != c.fits || err != nil && !errors.Is(err, ErrLimit) {
+				t.Errorf("unpacked: %v", err)
+			}
+			if _, err := os.Stat(filepath.Join(dir, "a/b")); err == nil {
+				t.Error("directories were made before they were counted")
+			}
+		})
+	}
+}
+
+// TestRemoveOfClosedDirectories: an archive may have directories that nobody may
+// enter.
+func TestRemoveOfClosedDirectories(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "dir")
+	if err := os.MkdirAll(filepath.Join(dir, "a/b/c"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a/b/c", "a/b", "a", ""} {
+		if err := os.Chmod(filepath.Join(dir, name), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Remove(dir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is there: %v", err)
+	}
+	if err := Remove(dir); err != nil {
+		t.Errorf("again: %v", err)
+	}
 }
