@@ -45,20 +45,3 @@ type SnapshotPage struct {
 	Snapshots  []Snapshot `json:"snapshots"`
 	NextCursor string     `json:"next_cursor,omitempty"`
 }
-
-// Template is what there is to say of a template.
-type Template struct {
-	Name        string    `json:"name"`
-	BuiltIn     bool      `json:"built_in"`
-	Ready       bool      `json:"ready"` // false: it will be built at its first use
-	CreatedAt   time.Time `json:"created_at,omitzero"`
-	VCPUs       int       `json:"vcpus,omitempty"`
-	MemoryBytes int64     `json:"memory_bytes,omitempty"`
-	DiskBytes   int64     `json:"disk_bytes,omitempty"`
-	StoredBytes int64     `json:"stored_bytes,omitempty"`
-}
-
-// TemplateList is all templates, in the order of their names.
-type TemplateList struct {
-	Templates []Template `json:"templates"`
-}

@@ -30,9 +30,46 @@ type bases struct {
 	tmp string
 }
 
-// find makes the base that FROM names. Relative paths are below dir. What
-// comes from elsewhere is got once, unless fresh says otherwise.
-func (b *bases) find(ctx context.Context, from, dir string, fresh bool, log io.Writer) (base, error) {
+// place is where FROM finds files.
+type place struct {
+	dir      string // relative paths are below it; empty: there are none
+	confined bool   // and there are no others
+}
+
+// ErrOutside: FROM names a file of this machine that is not in the context
+// directory, and may not.
+var ErrOutside = errors.New("a file outside of the context directory")
+
+// path is the file that FROM names.
+func (p place) path(from string) (string, error) {
+	if !filepath.IsAbs(from) {
+		if p.dir == "" {
+			return "", errors.New("a relative path, and no context directory")
+		}
+		from = filepath.Join(p.dir, from)
+	}
+	if !p.confined {
+		return from, nil
+	}
+	rel, err := filepath.Rel(p.dir, from) // by its letters: what is outside is not looked at
+	if err != nil || !filepath.IsLocal(rel) {
+		return "", ErrOutside
+	}
+	root, err := os.OpenRoot(p.dir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	if _, err := root.Stat(rel); err != nil { // links that lead out are refused
+		return "", fmt.Errorf("%w: %w", ErrContext, err)
+	}
+	// Nobody changes the directory meanwhile: it is the build's own.
+	return filepath.EvalSymlinks(from)
+}
+
+// find makes the base that FROM names. What comes from elsewhere is got once,
+// unless fresh says otherwise.
+func (b *bases) find(ctx context.Context, from string, in place, fresh bool, log io.Writer) (base, error) {
 	if from == "base" {
 		return base{From: from}, nil
 	}
@@ -40,14 +77,14 @@ func (b *bases) find(ctx context.Context, from, dir string, fresh bool, log io.W
 	if r, ok := recipes[from]; ok {
 		id = r.text()
 	} else if isPath(from) {
-		return b.make(ctx, from, dir, log)
+		return b.make(ctx, from, in, log)
 	}
 	name := sumText(id) + ".json"
 	var known base
 	if err := b.dir.read(name, &known); err == nil && !fresh && b.has(known) {
 		return known, nil
 	}
-	made, err := b.make(ctx, from, dir, log)
+	made, err := b.make(ctx, from, in, log)
 	if err != nil {
 		return base{}, err
 	}
@@ -68,14 +105,14 @@ func (b *bases) has(k base) bool {
 func (b *bases) image(k base) string { return b.dir.path(k.Sum + ".erofs") }
 
 // make makes the image of a base.
-func (b *bases) make(ctx context.Context, from, dir string, log io.Writer) (base, error) {
+func (b *bases) make(ctx context.Context, from string, in place, log io.Writer) (base, error) {
 	tmp, err := os.MkdirTemp(b.tmp, "base-")
 	if err != nil {
 		return base{}, err
 	}
 	defer os.RemoveAll(tmp)
 	path := filepath.Join(tmp, "erofs")
-	info, err := build(ctx, path, tmp, from, dir, log)
+	info, err := build(ctx, path, tmp, from, in, log)
 	if err != nil {
 		return base{}, fmt.Errorf("FROM %s: %w", from, err)
 	}
@@ -86,7 +123,7 @@ func (b *bases) make(ctx context.Context, from, dir string, log io.Writer) (base
 	return made, os.Rename(path, b.image(made))
 }
 
-func build(ctx context.Context, path, tmp, from, dir string, log io.Writer) (rootfs.Info, error) {
+func build(ctx context.Context, path, tmp, from string, in place, log io.Writer) (rootfs.Info, error) {
 	if r, ok := recipes[from]; ok {
 		return r.build(ctx, path, tmp, log)
 	}
@@ -97,11 +134,9 @@ func build(ctx context.Context, path, tmp, from, dir string, log io.Writer) (roo
 		}
 		return rootfs.Build(ctx, path, src, rootfs.Options{})
 	}
-	if !filepath.IsAbs(from) {
-		if dir == "" {
-			return rootfs.Info{}, errors.New("a relative path, and no context directory")
-		}
-		from = filepath.Join(dir, from)
+	from, err := in.path(from)
+	if err != nil {
+		return rootfs.Info{}, err
 	}
 	return buildPath(ctx, path, from)
 }

@@ -22,6 +22,9 @@ type Spec struct {
 	// Context is the directory that COPY takes files from, and that relative
 	// paths of FROM begin at. Empty: none.
 	Context string
+	// Confined refuses what FROM names of this machine outside of Context
+	// (ErrOutside): the file is somebody else's.
+	Confined bool
 	// Args are values for ARG.
 	Args map[string]string
 	// Machine is what the machine is like. What it leaves open is as in Options,
@@ -48,6 +51,23 @@ type Progress struct {
 	Done        bool   // the step has ended, well
 	Cached      bool   // it need not be run again
 	Elapsed     time.Duration
+}
+
+// Shown are the options of a build that w gets to see: its steps, and what they
+// print.
+func Shown(w io.Writer) BuildOptions {
+	return BuildOptions{Output: w, Progress: func(p Progress) { fmt.Fprintln(w, p) }}
+}
+
+// String is a line.
+func (p Progress) String() string {
+	switch {
+	case p.Cached:
+		return fmt.Sprintf("[%d/%d] %s (cached)", p.Step, p.Steps, p.Text)
+	case p.Done:
+		return fmt.Sprintf("[%d/%d] done in %.1f s", p.Step, p.Steps, p.Elapsed.Seconds())
+	}
+	return fmt.Sprintf("[%d/%d] %s", p.Step, p.Steps, p.Text)
 }
 
 // StepError is a step that failed. Those before it are cached.
@@ -84,8 +104,9 @@ func (e *StepError) Unwrap() error { return e.Err }
 // as it is when the build begins. A template that was made from another needs it
 // no longer: either may be built again or removed, and the other stays.
 //
-// It fails with ErrSyntax, ErrName, ErrMachine, ErrNoTool, a *StepError, or what machines
-// and snapshots fail with. A template of that name then stays as it is.
+// It fails with ErrSyntax, ErrName, ErrMachine, ErrContext, ErrOutside, ErrNoTool, a
+// *StepError, or what machines and snapshots fail with. A template of that name then
+// stays as it is, and so it does if ctx ends. Steps that were done are cached.
 func (s *Store) Build(ctx context.Context, spec Spec, o BuildOptions) (Info, error) {
 	f, err := spec.parse()
 	if err != nil {
@@ -166,7 +187,7 @@ func (s *Store) Fetch(ctx context.Context, from string, output io.Writer) (int64
 	} else if p != nil {
 		return p.Base, nil // it is in the template's machine
 	}
-	b, err := s.bases.find(ctx, from, "", false, output)
+	b, err := s.bases.find(ctx, from, place{}, false, output)
 	if err != nil {
 		return 0, fmt.Errorf("template: fetch: %w", err)
 	}
@@ -252,7 +273,7 @@ func (b *builder) prepareFrom(ctx context.Context, from string) (key, error) {
 	if err != nil {
 		return "", err
 	}
-	b.base, err = b.store.bases.find(ctx, from, b.spec.Context, b.o.Pull, b.log)
+	b.base, err = b.store.bases.find(ctx, from, place{b.spec.Context, b.spec.Confined}, b.o.Pull, b.log)
 	if err != nil {
 		return "", err
 	}
@@ -305,14 +326,7 @@ func (b *builder) cached(k int) {
 
 func (b *builder) tell(p Progress) {
 	p.Steps = b.steps()
-	switch {
-	case p.Cached:
-		b.log.printf("[%d/%d] %s (cached)", p.Step, p.Steps, p.Text)
-	case p.Done:
-		b.log.printf("[%d/%d] done in %.1f s", p.Step, p.Steps, p.Elapsed.Seconds())
-	default:
-		b.log.printf("[%d/%d] %s", p.Step, p.Steps, p.Text)
-	}
+	b.log.printf("%s", p)
 	if b.o.Progress != nil {
 		b.o.Progress(p)
 	}
@@ -429,6 +443,7 @@ func (b *builder) finish(ctx context.Context, m machine) (Info, error) {
 		return Info{}, err
 	}
 	b.log.only()
+	b.store.letGo(b.spec.Name)
 	// What is not needed any more costs space and nothing else: Prune gets it.
 	if old.Snapshot != "" {
 		_ = b.store.machines.delete(ctx, old.Snapshot)

@@ -18,6 +18,9 @@ import (
 // maxEntries is how many files a step may copy.
 const maxEntries = 1 << 20
 
+// ErrContext: the context directory does not have what COPY is to take from it.
+var ErrContext = errors.New("context directory")
+
 // errChanged is a file that was another one when it was summed.
 var errChanged = errors.New("changed while it was copied")
 
@@ -111,6 +114,7 @@ type contextWalk struct {
 	c     *copyContext
 	fn    func(entry) error
 	count int
+	skip  bool // what cannot be copied
 }
 
 // source takes what a source names: of a directory, what is in it.
@@ -187,6 +191,9 @@ func (w *contextWalk) entry(e entry) error {
 			return err
 		}
 	default:
+		if w.skip {
+			return nil
+		}
 		return fmt.Errorf("%s: neither a file, nor a directory, nor a symbolic link", e.host)
 	}
 	return w.fn(e)
@@ -276,9 +283,9 @@ func (c *copyContext) archive(ctx context.Context, s step, base string, w io.Wri
 	return all, links, tw.Close()
 }
 
-// add adds a directory or a file to an archive.
-func (c *copyContext) add(tw *tar.Writer, e entry, h hash.Hash) error {
-	head, err := tar.FileInfoHeader(e.info, "")
+// add adds an entry to an archive. Its content goes to also as well.
+func (c *copyContext) add(tw *tar.Writer, e entry, also io.Writer) error {
+	head, err := tar.FileInfoHeader(e.info, e.link)
 	if err != nil {
 		return err
 	}
@@ -287,11 +294,11 @@ func (c *copyContext) add(tw *tar.Writer, e entry, h hash.Hash) error {
 		head.Name = strings.TrimSuffix(e.name, "/") + "/"
 	}
 	head.Uid, head.Gid, head.Uname, head.Gname = 0, 0, "", ""
-	if err := tw.WriteHeader(head); err != nil || e.info.IsDir() {
+	if err := tw.WriteHeader(head); err != nil || !e.info.Mode().IsRegular() {
 		return err
 	}
 	return c.content(e, func(r io.Reader) error {
-		_, err := io.Copy(io.MultiWriter(tw, h), r)
+		_, err := io.Copy(io.MultiWriter(tw, also), r)
 		return err
 	})
 }

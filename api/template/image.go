@@ -4,16 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/forkvm/forkvm/vmm"
 )
 
 // imageSlot is the image of one template as this process has it.
 type imageSlot struct {
-	turn    chan struct{} // holds one value while nobody changes what follows
-	id      string        // of the snapshot
-	image   *vmm.Image
-	retired []*vmm.Image // of the template as it was before
+	turn chan struct{} // holds one value while nobody changes what follows
+	held *heldImage    // nil: none
+}
+
+// heldImage is an image that this process has open.
+type heldImage struct {
+	id    string // of the snapshot
+	image *vmm.Image
+	close func() error
+
+	// Store.mu guards what follows. One that has been replaced is closed when
+	// nobody uses it any more.
+	users    int
+	replaced bool
 }
 
 // Image returns a template ready to start machines from: vmm.Image.Start then
@@ -30,34 +41,42 @@ func (s *Store) Image(ctx context.Context, name string) (*vmm.Image, Info, error
 
 // ImageOrBuild is Image with options for a build of a built-in template.
 func (s *Store) ImageOrBuild(ctx context.Context, name string, o BuildOptions) (*vmm.Image, Info, error) {
+	image, info, _, err := s.Use(ctx, name, o)
+	return image, info, err // it is used until Close
+}
+
+// Use is ImageOrBuild for who says when it needs the image no longer, by calling
+// done: the image is valid until then, or Close. That of a template which has
+// been removed or built again is closed with its last user.
+func (s *Store) Use(ctx context.Context, name string, o BuildOptions) (image *vmm.Image, info Info, done func(), err error) {
 	if err := CheckName(name); err != nil {
-		return nil, Info{}, err
+		return nil, Info{}, nil, err
 	}
 	slot, err := s.slot(name)
 	if err != nil {
-		return nil, Info{}, err
+		return nil, Info{}, nil, err
 	}
 	select {
 	case <-slot.turn:
 	case <-ctx.Done():
-		return nil, Info{}, context.Cause(ctx)
+		return nil, Info{}, nil, context.Cause(ctx)
 	}
 	defer func() { slot.turn <- struct{}{} }()
 	if s.isClosed() {
-		return nil, Info{}, ErrClosed
+		return nil, Info{}, nil, ErrClosed
 	}
-	info, err := s.load(ctx, slot, name)
+	info, err = s.fill(ctx, slot, name)
 	if err != nil && Builtin(name) && (errors.Is(err, ErrNotFound) || unusable(err)) {
 		o.NoCache = o.NoCache || unusable(err) // what is cached may be no better
 		if _, err := s.Build(ctx, Spec{Name: name}, o); err != nil {
-			return nil, Info{}, err
+			return nil, Info{}, nil, err
 		}
-		info, err = s.load(ctx, slot, name)
+		info, err = s.fill(ctx, slot, name)
 	}
 	if err != nil {
-		return nil, Info{}, err
+		return nil, Info{}, nil, err
 	}
-	return slot.image, info, nil
+	return slot.held.image, info, s.use(slot.held), nil
 }
 
 func (s *Store) slot(name string) (*imageSlot, error) {
@@ -81,18 +100,21 @@ func (s *Store) isClosed() bool {
 	return s.closed
 }
 
-// load makes the slot hold the template as it is now. Between the reading of
-// its record and of its snapshot it may be replaced.
-func (s *Store) load(ctx context.Context, slot *imageSlot, name string) (Info, error) {
+// fill makes the slot hold the template as it is now. Between the reading of
+// its record and of its snapshot it may be replaced. The caller has the turn.
+func (s *Store) fill(ctx context.Context, slot *imageSlot, name string) (Info, error) {
 	for last := ""; ; {
 		info, err := s.Get(name)
+		if errors.Is(err, ErrNotFound) {
+			s.replace(slot, nil)
+		}
 		if err != nil {
 			return Info{}, err
 		}
-		if slot.image != nil && slot.id == info.Snapshot {
+		if slot.held != nil && slot.held.id == info.Snapshot {
 			return info, nil
 		}
-		image, err := vmm.Load(ctx, s.snapshots, info.Snapshot, vmm.LoadOptions{KVM: s.opts.Machine.KVM, Scratch: s.path("scratch")})
+		image, closeImage, err := s.load(ctx, info.Snapshot)
 		if unusable(err) && info.Snapshot != last {
 			last = info.Snapshot
 			continue
@@ -100,11 +122,76 @@ func (s *Store) load(ctx context.Context, slot *imageSlot, name string) (Info, e
 		if err != nil {
 			return Info{}, fmt.Errorf("template: %s: %w", name, err)
 		}
-		if slot.image != nil {
-			slot.retired = append(slot.retired, slot.image)
-		}
-		slot.id, slot.image = info.Snapshot, image
+		s.replace(slot, &heldImage{id: info.Snapshot, image: image, close: closeImage})
 		return info, nil
+	}
+}
+
+func (s *Store) loadImage(ctx context.Context, id string) (*vmm.Image, func() error, error) {
+	image, err := vmm.Load(ctx, s.snapshots, id, vmm.LoadOptions{KVM: s.opts.Machine.KVM, Scratch: s.path("scratch")})
+	if err != nil {
+		return nil, nil, err
+	}
+	return image, image.Close, nil
+}
+
+// replace puts an image, or none, in a slot in the place of another. The caller
+// has the turn.
+func (s *Store) replace(slot *imageSlot, by *heldImage) {
+	old := slot.held
+	slot.held = by
+	s.mu.Lock()
+	if by != nil {
+		s.open[by] = true
+	}
+	if old != nil {
+		old.replaced = true
+	}
+	s.mu.Unlock()
+	if old != nil {
+		s.closeUnused(old)
+	}
+}
+
+// letGo closes the image of a template as it was, if nobody uses it.
+func (s *Store) letGo(name string) {
+	s.mu.Lock()
+	slot := s.images[name]
+	s.mu.Unlock()
+	if slot == nil {
+		return
+	}
+	select {
+	case <-slot.turn:
+		s.replace(slot, nil)
+		slot.turn <- struct{}{}
+	default: // who has the turn looks which it is to be
+	}
+}
+
+// use counts a user of an image until the function that it returns is called.
+func (s *Store) use(h *heldImage) (done func()) {
+	s.mu.Lock()
+	h.users++
+	s.mu.Unlock()
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		h.users--
+		s.mu.Unlock()
+		s.closeUnused(h)
+	})
+}
+
+// closeUnused closes an image that was replaced and that nobody uses.
+func (s *Store) closeUnused(h *heldImage) {
+	s.mu.Lock()
+	last := h.replaced && h.users == 0 && s.open[h]
+	if last {
+		delete(s.open, h)
+	}
+	s.mu.Unlock()
+	if last {
+		_ = h.close() // there is nobody to tell
 	}
 }
 
@@ -116,17 +203,17 @@ func (s *Store) closeImages() error {
 	slots := s.images
 	s.images = map[string]*imageSlot{}
 	s.mu.Unlock()
-	var errs []error
 	for _, slot := range slots {
 		<-slot.turn
-		if slot.image != nil {
-			errs = append(errs, slot.image.Close())
-		}
-		for _, i := range slot.retired {
-			errs = append(errs, i.Close())
-		}
-		slot.image, slot.retired = nil, nil
-		slot.turn <- struct{}{}
+		defer func() { slot.turn <- struct{}{} }()
+	}
+	s.mu.Lock()
+	open := s.open
+	s.open = map[*heldImage]bool{}
+	s.mu.Unlock()
+	var errs []error
+	for h := range open {
+		errs = append(errs, h.close())
 	}
 	return errors.Join(errs...)
 }

@@ -95,7 +95,7 @@ func (p *plan) keys(ctx context.Context, c *copyContext, from key) (keys []key, 
 		if s.kind == stepCopy {
 			h := sha256.New()
 			if err := c.sum(ctx, s, h); err != nil {
-				return nil, nil, fmt.Errorf("template: line %d: COPY: %w", s.line, err)
+				return nil, nil, fmt.Errorf("template: line %d: COPY: %w: %w", s.line, ErrContext, err)
 			}
 			sum = hex.EncodeToString(h.Sum(nil))
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/vmm"
 )
 
 var (
@@ -21,8 +23,8 @@ var (
 	ErrNotFound = errors.New("no such template")
 	// ErrName: the text cannot be a template's name.
 	ErrName = errors.New("bad name of a template")
-	// ErrBusy: a template is being built.
-	ErrBusy = errors.New("a template is being built")
+	// ErrBusy: a template is being built, or removed.
+	ErrBusy = errors.New("a template is being built or removed")
 	// ErrClosed: the store was closed.
 	ErrClosed = errors.New("store of templates is closed")
 )
@@ -101,8 +103,12 @@ type Store struct {
 	snapshots            *snapshot.Store
 	checkEvery, checkFor time.Duration
 
+	// load is vmm.Load, for tests to replace.
+	load func(ctx context.Context, id string) (*vmm.Image, func() error, error)
+
 	mu     sync.Mutex
 	images map[string]*imageSlot // by name
+	open   map[*heldImage]bool   // images that are not closed
 	closed bool
 }
 
@@ -135,7 +141,8 @@ func openDir(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, opts: o, images: map[string]*imageSlot{}, checkEvery: checkEvery, checkFor: checkFor}
+	s := &Store{dir: dir, opts: o, images: map[string]*imageSlot{}, open: map[*heldImage]bool{}, checkEvery: checkEvery, checkFor: checkFor}
+	s.load = s.loadImage
 	s.names, s.steps = files{s.path("names")}, files{s.path("steps")}
 	s.bases = bases{dir: files{s.path("bases")}, tmp: s.path("tmp")}
 	for _, d := range []string{"names", "steps", "bases", "logs", "tmp", "scratch"} {
@@ -207,6 +214,16 @@ func (s *Store) List() ([]Info, error) {
 // Log returns what the last build of a template printed, successful or not, in
 // which there was something to do. It fails with ErrNotFound if there is nothing of it.
 func (s *Store) Log(name string) ([]byte, error) {
+	r, err := s.OpenLog(name)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(r)
+}
+
+// OpenLog is Log for who reads it piece by piece, and closes it.
+func (s *Store) OpenLog(name string) (io.ReadCloser, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
@@ -218,17 +235,23 @@ func (s *Store) Log(name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("template: log: %w", err)
 	}
-	return os.ReadFile(logs.path(slices.Max(found) + logSuffix))
+	return os.Open(logs.path(slices.Max(found) + logSuffix))
 }
 
 // Remove removes a template, with its logs and the steps that no other
-// template was made of. It waits for a build of the same name. It fails with
-// ErrNotFound.
+// template was made of. It fails with ErrNotFound, and with ErrBusy while one of
+// the name is being built.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := CheckName(name); err != nil {
 		return err
 	}
-	l, err := waitLock(ctx, s.names.path(name+".lock"), exclusive)
+	if _, err := s.Get(name); errors.Is(err, ErrNotFound) {
+		return err // and no lock is made of a name that is nobody's
+	}
+	l, err := tryLock(s.names.path(name+".lock"), exclusive)
+	if err == nil && l == nil {
+		err = ErrBusy
+	}
 	if err != nil {
 		return fmt.Errorf("template: remove %s: %w", name, err)
 	}
@@ -241,6 +264,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := s.names.remove(name + ".json"); err != nil {
 		return fmt.Errorf("template: remove %s: %w", name, err)
 	}
+	s.letGo(name)
 	err = errors.Join(os.RemoveAll(s.logDir(name)), s.discard(ctx, info))
 	if err != nil {
 		return fmt.Errorf("template: remove %s: %w", name, err)

@@ -13,6 +13,7 @@ import (
 
 func TestPackedIsUnpacked(t *testing.T) {
 	from, to := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	t.Cleanup(func() { _ = errors.Join(Remove(from), Remove(to)) }) // one of their directories is closed
 	for name, mode := range map[string]os.FileMode{"a": 0o640, "dir/b": 0o755, "closed/c": 0o600} {
 		name = filepath.Join(from, name)
 		if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
