@@ -17,9 +17,11 @@ import (
 )
 
 // world is machines that are none: each is an agent that serves as part of this
-// process. What it has of its own is a number, which a capture keeps.
+// process. What it has of its own is a number, which a capture keeps. Files and
+// processes are this machine's, unless the machines are jails.
 type world struct {
-	t testing.TB
+	t     testing.TB
+	jails bool // each machine is a jail from the first use of its agent on
 
 	agents sync.WaitGroup // that serve
 
@@ -121,6 +123,9 @@ func (i *fakeImage) startOne(ctx context.Context) (*fakeMachine, error) {
 	m := &fakeMachine{w: i.w, value: i.value, ended: make(chan struct{}), conns: make(chan net.Conn)}
 	m.life, m.stop = context.WithCancel(context.Background())
 	i.w.alive[m] = true
+	if i.w.jails {
+		return m, nil
+	}
 	dir := i.w.t.TempDir()
 	i.w.agents.Go(func() { _ = agent.Serve(m.life, m, agent.Options{Dir: dir}) })
 	return m, nil
@@ -159,12 +164,18 @@ type fakeMachine struct {
 	life  context.Context
 	stop  context.CancelFunc
 
+	jailed sync.Mutex
+	jail   *jail // if there is one yet; guarded by jailed
+
 	once   sync.Once
 	ended  chan struct{}
 	reason error
 }
 
 func (m *fakeMachine) dial(ctx context.Context) (net.Conn, error) {
+	if m.w.jails {
+		return m.dialJail(ctx)
+	}
 	ours, theirs := net.Pipe()
 	select {
 	case m.conns <- theirs:
@@ -174,6 +185,31 @@ func (m *fakeMachine) dial(ctx context.Context) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// dialJail starts the jail if there is none yet.
+func (m *fakeMachine) dialJail(ctx context.Context) (net.Conn, error) {
+	m.jailed.Lock()
+	defer m.jailed.Unlock()
+	if m.life.Err() != nil {
+		return nil, net.ErrClosed
+	}
+	if m.jail == nil {
+		j, err := startJail(m.w.t.TempDir())
+		if err != nil {
+			return nil, err
+		}
+		m.jail = j
+		m.w.agents.Go(func() {
+			select {
+			case <-j.ended:
+				m.die(errors.New("the jail has ended"))
+			case <-m.life.Done():
+			}
+			j.close()
+		})
+	}
+	return m.jail.dial(ctx)
 }
 
 func (m *fakeMachine) Accept() (net.Conn, error) {

@@ -12,6 +12,7 @@ import (
 // one.
 func TestMain(m *testing.M) {
 	agent.Main()
+	jailMain()
 	if os.Getenv(crashDir) != "" {
 		fmt.Fprintln(os.Stderr, crashServer())
 		os.Exit(1)

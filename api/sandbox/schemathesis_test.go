@@ -41,7 +41,7 @@ func TestSchemathesis(t *testing.T) {
 }
 
 // needTool skips where a program is missing that FORKVM_REQUIRE_TOOLS demands.
-func needTool(t *testing.T, why string) {
+func needTool(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("FORKVM_REQUIRE_TOOLS") == "1" {
 		t.Fatal(why)
