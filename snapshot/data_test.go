@@ -1,0 +1,75 @@
+package snapshot
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestLayerData: holes of a layer are none of its data, however it came to have
+// them.
+func TestLayerData(t *testing.T) {
+	w, err := NewLayerWriter(64 * PageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	page := make([]byte, PageSize)
+	page[7] = 1
+	for _, at := range []int64{3, 4, 9, 20, 21, 22, 63} {
+		if err := w.WriteAt(page, at*PageSize); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.WriteAt(make([]byte, PageSize), 21*PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.FreeZeros(20*PageSize, 3*PageSize); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := w.Seal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Release()
+	want := []Range{{3 * PageSize, 5 * PageSize}, {9 * PageSize, 10 * PageSize}, {20 * PageSize, 21 * PageSize},
+		{22 * PageSize, 23 * PageSize}, {63 * PageSize, 64 * PageSize}}
+	if got := layer.Data(); !slices.Equal(got, want) {
+		t.Errorf("data at %v; want %v", got, want)
+	}
+}
+
+// TestLayerDataOfFile: a file whose last block is a hole, one of nothing, and one
+// that cannot be asked.
+func TestLayerDataOfFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "layer")
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := NewLayer(f, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Release()
+	if got := layer.Data(); len(got) > 1 { // one where the file system knows no holes
+		t.Errorf("data of an empty file: %v", got)
+	}
+	pipe, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	odd, err := NewLayer(pipe, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer odd.Release()
+	if got := odd.Data(); !slices.Equal(got, []Range{{0, 1 << 20}}) {
+		t.Errorf("data of what has no place to seek: %v", got)
+	}
+}

@@ -1,0 +1,83 @@
+package disk
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// sharedPages is what Shared says, by page.
+func sharedPages(t *testing.T, d *Disk) map[int64]bool {
+	t.Helper()
+	pages, last := map[int64]bool{}, int64(0)
+	err := d.Shared(func(e snapshot.Extent) bool {
+		if e.Start < last || e.Length <= 0 || e.Layer == nil {
+			t.Fatalf("extent %+v after %d", e, last)
+		}
+		last = e.End()
+		for at := e.Start; at < e.End(); at += pageSize {
+			pages[at/pageSize] = true
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages
+}
+
+// TestShared: a fork has in common with what it comes from what it has neither
+// written nor discarded, and zeros it has with nobody.
+func TestShared(t *testing.T) {
+	const pages = 300
+	r := rand.New(rand.NewPCG(1, 2))
+	parent := newDisk(t, pages*pageSize, Options{})
+	page := make([]byte, pageSize)
+	want := map[int64]bool{}
+	for range 100 {
+		k := r.Int64N(pages)
+		if err := parent.WriteAt([][]byte{page}, k*pageSize); err != nil {
+			t.Fatal(err)
+		}
+		want[k] = true
+	}
+	if got := sharedPages(t, parent); len(got) != 0 {
+		t.Errorf("of a disk of its own: %v", got)
+	}
+	child := fork(t, parent)
+	for range 50 {
+		k := r.Int64N(pages)
+		var err error
+		switch r.IntN(3) {
+		case 0:
+			err = child.WriteAt([][]byte{page[:512]}, k*pageSize+512)
+		case 1:
+			err = child.WriteAt([][]byte{page}, k*pageSize)
+		default:
+			err = child.Discard(k*pageSize, pageSize)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(want, k)
+		got := sharedPages(t, child)
+		if len(got) != len(want) {
+			t.Fatalf("%d pages, want %d", len(got), len(want))
+		}
+		for k := range want {
+			if !got[k] {
+				t.Fatalf("page %d is missing", k)
+			}
+		}
+	}
+	calls := 0
+	if err := child.Shared(func(snapshot.Extent) bool { calls++; return false }); err != nil || calls != 1 {
+		t.Errorf("told to stop: %d calls, %v", calls, err)
+	}
+	child.Close()
+	if err := child.Shared(nil); !errors.Is(err, ErrClosed) {
+		t.Errorf("of a closed disk: %v", err)
+	}
+}
