@@ -172,7 +172,7 @@ type Stats struct {
 	SandboxID string `json:"sandbox_id"`
 	State     State  `json:"state"`
 	// MemoryPrivateBytes is memory that nobody shares, MemorySharedBytes what
-	// it has mapped and may share with others.
+	// it has of layers and may share with others, until it writes there.
 	MemoryPrivateBytes int64 `json:"memory_private_bytes"`
 	MemorySharedBytes  int64 `json:"memory_shared_bytes"`
 	// DiskPrivateBytes was written by it since it was made or last captured,

@@ -40,7 +40,10 @@ type Service interface {
 	// Wait returns when the sandbox is in one of the states, and otherwise at
 	// the end of the time-out as it is then. It fails if it is destroyed.
 	Wait(ctx context.Context, id string, r WaitRequest) (*Sandbox, error)
+	// Stats answers at once, whatever is being done to the sandbox.
 	Stats(ctx context.Context, id string) (*Stats, error)
+	// Sharing compares sandboxes that run with each other.
+	Sharing(ctx context.Context, q SharingQuery) (*Sharing, error)
 
 	// CreateSnapshot stores a sandbox as it is now; it goes on running, or being
 	// paused. The snapshot can be used when the call returns.

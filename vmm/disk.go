@@ -263,10 +263,19 @@ type DiskUsage struct {
 	Shared int64
 }
 
-// Disks says what the disks take, in their order.
+// renewDisks has the disks begin again. The caller has the turn, and the devices
+// are closed.
+func (vm *VM) renewDisks() {
+	vm.disksMu.Lock()
+	defer vm.disksMu.Unlock()
+	vm.disks.renew(vm.cfg.Scratch)
+}
+
+// Disks says what the disks take, in their order. It waits for nothing that is
+// done to the machine. Of one that is closed it says nothing.
 func (vm *VM) Disks() ([]DiskUsage, error) {
-	vm.turn.take()
-	defer vm.turn.give()
+	vm.disksMu.RLock()
+	defer vm.disksMu.RUnlock()
 	var all []DiskUsage
 	for i, d := range vm.disks.now {
 		own, shared, err := d.Usage()

@@ -25,7 +25,6 @@ type VM struct {
 	shell   *shell
 	msrs    *msrList
 	info    client.Info // what the agent said when it was ready
-	disks   disks       // guarded by turn
 
 	// Replaced by a reset.
 	board atomic.Pointer[board]
@@ -39,11 +38,17 @@ type VM struct {
 	}
 
 	// turn is held by whoever pauses, captures, resets, resumes or closes.
-	// Lock order: turn, then the locks of vCPUs and devices.
+	// Lock order: turn, disksMu, then the locks of vCPUs and devices.
 	turn   turn
 	paused bool          // guarded by turn: the user paused it
 	origin *machineState // guarded by turn: what a reset goes back to; nil if it was booted
 	pool   *shellPool    // guarded by turn: nil until the first capture
+
+	// disksMu is held for writing, beside the turn, by who replaces disks, and for
+	// reading by who looks at them without the turn.
+	disksMu sync.RWMutex
+	disks   disks // guarded by turn and disksMu
+	closed  bool  // guarded by disksMu: Close was called
 
 	footprint *footprint  // of children of this line of forks; nil for a bare guest
 	recorded  atomic.Bool // this child's was looked at
@@ -335,8 +340,10 @@ func (vm *VM) Close() error {
 		if vm.pool != nil {
 			vm.pool.leave()
 		}
+		vm.disksMu.Lock()
 		disks := vm.disks
-		vm.disks.now = nil
+		vm.disks.now, vm.closed = nil, true
+		vm.disksMu.Unlock()
 		inBackground(func() {
 			disks.close()
 			if err := vm.shell.close(); err != nil {

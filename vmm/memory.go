@@ -23,7 +23,9 @@ var errNotRAM = errors.New("vmm: guest address is not RAM")
 // Offsets into it are RAM offsets: equal to guest-physical addresses below
 // the gap, 1 GiB less above.
 //
-// Fields are guarded by the machine's turn, but those after mu.
+// Fields are guarded by the machine's turn, but those after mu. Once memory is
+// mapped, ram and table are replaced with mu as well, so that either will do to
+// look at them.
 type memory struct {
 	ram    []byte
 	mapped int64 // so much of it is mapped: all, once mapTable has succeeded
@@ -125,6 +127,8 @@ func (m *memory) overlay(e snapshot.Extent) error {
 // copied into it, at runs. It may stop half way; what it has not mapped holds
 // the same bytes.
 func (m *memory) remap(table *snapshot.Table, runs []run) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if mappings.resize(&m.mappings, mappingsOf(table)) != nil {
 		return
 	}

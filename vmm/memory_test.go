@@ -21,7 +21,7 @@ func newMemory(t *testing.T, size int64) *memory {
 	return mapped(t, table)
 }
 
-func mapped(t *testing.T, table *snapshot.Table) *memory {
+func mapped(t testing.TB, table *snapshot.Table) *memory {
 	t.Helper()
 	m, err := reserveMemory(table.Size())
 	if err != nil {

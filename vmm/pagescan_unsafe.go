@@ -84,6 +84,7 @@ const (
 	uffdAPI            = 0xaa
 	uffdioAPI          = 0xc018aa3f // _IOWR(0xaa, 0x3f, struct uffdio_api)
 	uffdioRegister     = 0xc020aa00 // _IOWR(0xaa, 0x00, struct uffdio_register)
+	uffdioWriteprotect = 0xc018aa06 // _IOWR(0xaa, 0x06, struct uffdio_writeprotect)
 	uffdFeatureWPAsync = 1 << 15
 	uffdModeWP         = 1 << 1
 )
@@ -110,6 +111,17 @@ func registerUffd(fd int, ram []byte) error {
 		start: uint64(hostAddr(ram)), length: uint64(len(ram)), mode: uffdModeWP,
 	}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioRegister, uintptr(unsafe.Pointer(&arg)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// unprotectUffd takes write protection away from pages of ram, and the marks
+// that it leaves where protected pages were.
+func unprotectUffd(fd int, ram []byte) error {
+	arg := struct{ start, length, mode uint64 }{start: uint64(hostAddr(ram)), length: uint64(len(ram))}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioWriteprotect, uintptr(unsafe.Pointer(&arg)))
 	if errno != 0 {
 		return errno
 	}

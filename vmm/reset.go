@@ -41,7 +41,7 @@ func (vm *VM) Reset(ctx context.Context) error {
 		vm.begin = begin
 		vm.time(func(t *Timings) { *t = Timings{} })
 		lead.first = vm.firstExit
-		vm.disks.renew(vm.cfg.Scratch)
+		vm.renewDisks()
 		return vm.mem.reset()
 	})
 	if err != nil {
@@ -61,13 +61,18 @@ func (m *memory) reset() error {
 	if err != nil {
 		return err
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, r := range coalesce(private, forgetGap, len(private)) {
 		if err := unix.Madvise(m.ram[r.start:r.end], unix.MADV_DONTNEED); err != nil {
 			return fmt.Errorf("vmm: forget written pages: %w", err)
 		}
+		if m.tracker != nil {
+			if err := m.tracker.forget(r); err != nil {
+				return err
+			}
+		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.table != m.birth || len(m.holes) > 0 {
 		if err := m.remapBirth(); err != nil {
 			return err

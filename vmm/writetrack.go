@@ -48,6 +48,16 @@ func (t *writeTracker) register(r run) error {
 	return nil
 }
 
+// forget is called for pages that were dropped. Where a layer is mapped the
+// kernel remembers of each that it was protected, and would say that it is
+// swapped out.
+func (t *writeTracker) forget(r run) error {
+	if err := unprotectUffd(t.fd, t.ram[r.start:r.end]); err != nil {
+		return fmt.Errorf("vmm: UFFDIO_WRITEPROTECT: %w", err)
+	}
+	return nil
+}
+
 // written are the private pages that were written since they were taken.
 func (t *writeTracker) written() ([]run, error) { return t.scan(run{0, int64(len(t.ram))}, 0) }
 

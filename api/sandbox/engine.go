@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -85,6 +86,7 @@ type Engine struct {
 	db       *database
 	events   *events
 	metrics  *metrics
+	looks    chan struct{} // has room for machines that are looked at
 
 	// life ends when the engine is closed; everything in the background ends
 	// with it.
@@ -127,6 +129,7 @@ func open(ctx context.Context, dir string, o Options, m machines) (*Engine, erro
 	}
 	e := &Engine{
 		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(), metrics: newMetrics(),
+		looks: make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		boxes: map[string]*box{}, snaps: map[string]*snap{}, inFlight: map[string]int{}, reserved: map[string]int{},
 	}
 	e.life, e.end = context.WithCancel(context.WithoutCancel(ctx))

@@ -239,8 +239,20 @@ func (m *fakeMachine) done() <-chan struct{}             { return m.ended }
 func (m *fakeMachine) why() error                        { return m.reason }
 func (m *fakeMachine) close()                            { m.die(errors.New("closed")) }
 
-func (m *fakeMachine) usage(ctx context.Context) (usage, error) {
-	return usage{memoryOwn: 1, memoryShared: 2, diskOwn: 3, diskShared: 4}, nil
+func (m *fakeMachine) look(ctx context.Context) (look, error) { return fakeLook{m.value}, nil }
+
+// fakeLook has something in common with those of the same number.
+type fakeLook struct{ value int }
+
+func (fakeLook) usage() usage {
+	return usage{memory: 64 << 20, memoryOwn: 1, memoryShared: 2, diskOwn: 3, diskShared: 4}
+}
+
+func (l fakeLook) with(other look) (memory, disk int64) {
+	if l == other {
+		return 2, 4
+	}
+	return 0, 0
 }
 
 // die ends the machine.

@@ -51,14 +51,21 @@ type machine interface {
 	capture(ctx context.Context) (image, error)
 	halt(ctx context.Context) error
 	proceed(ctx context.Context) error
-	usage(ctx context.Context) (usage, error)
+	look(ctx context.Context) (look, error)
 	done() <-chan struct{} // closed when it has ended
 	why() error            // it has ended
 	close()
 }
 
-// usage is what a machine takes, in bytes.
-type usage struct{ memoryOwn, memoryShared, diskOwn, diskShared int64 }
+// look is what a machine takes, and shares with others.
+type look interface {
+	usage() usage
+	// with is how many bytes two machines have in common.
+	with(look) (memory, disk int64)
+}
+
+// usage is what a machine takes, in bytes; memory is what its guest sees.
+type usage struct{ memory, memoryOwn, memoryShared, diskOwn, diskShared int64 }
 
 // shape is what machines of a template are like, and what commands in them
 // begin with.
@@ -194,16 +201,21 @@ func (m vmMachine) why() error {
 	return err
 }
 
-func (m vmMachine) usage(ctx context.Context) (u usage, err error) {
-	mem, err := m.vm.MemoryUsage(ctx)
+func (m vmMachine) look(ctx context.Context) (look, error) {
+	s, err := m.vm.Sharing(ctx)
 	if err != nil {
-		return u, err
+		return nil, err
 	}
-	u.memoryOwn, u.memoryShared = mem.Own, mem.Shared
-	disks, err := m.vm.Disks()
-	for _, d := range disks {
-		u.diskOwn += d.Own
-		u.diskShared += d.Shared
-	}
-	return u, err
+	return vmLook{s}, nil
+}
+
+type vmLook struct{ *vmm.Sharing }
+
+func (l vmLook) usage() usage {
+	return usage{l.MemorySize, l.MemoryOwn, l.MemoryShared, l.DiskOwn, l.DiskShared}
+}
+
+func (l vmLook) with(other look) (memory, disk int64) {
+	c := l.With(other.(vmLook).Sharing)
+	return c.Memory, c.Disk
 }

@@ -138,36 +138,6 @@ func (e *Engine) patchStored(b *box, rec *sandboxRecord) {
 	to.TimeoutSeconds, to.AutoDeleteSeconds = from.TimeoutSeconds, from.AutoDeleteSeconds
 }
 
-// Stats implements [api.Service].
-func (t *Team) Stats(ctx context.Context, id string) (*api.Stats, error) {
-	b, err := t.find(id)
-	if err != nil {
-		return nil, err
-	}
-	t.mu.Lock()
-	m := b.m
-	s := &api.Stats{SandboxID: id, State: b.rec.Sandbox.State, StoredBytes: b.rec.StoredBytes}
-	t.mu.Unlock()
-	if m == nil {
-		return s, nil
-	}
-	u, err := m.usage(ctx)
-	if err != nil {
-		return nil, t.lostOr(b, m, outer(err, "stats"))
-	}
-	s.MemoryPrivateBytes, s.MemorySharedBytes, s.DiskPrivateBytes, s.DiskSharedBytes = u.memoryOwn, u.memoryShared, u.diskOwn, u.diskShared
-	list, err := m.agent().Processes(ctx)
-	for _, p := range list {
-		if !p.Exited {
-			s.Processes++
-		}
-	}
-	if err != nil {
-		return nil, t.lostOr(b, m, outer(err, "stats"))
-	}
-	return s, nil
-}
-
 // Templates implements [api.Service].
 func (t *Team) Templates(ctx context.Context) (*api.TemplateList, error) {
 	list, err := t.machines.templates()

@@ -13,8 +13,8 @@ import (
 // metadataPrefix begins a parameter that asks for an entry of the metadata.
 const metadataPrefix = "metadata."
 
-// parseQuery takes the parameters in names, each once but for state, and no
-// others.
+// parseQuery takes the parameters in names, each once but for state and
+// id, and no others.
 func parseQuery(raw string, names []string) (url.Values, error) {
 	q, err := url.ParseQuery(raw)
 	if err != nil {
@@ -26,7 +26,7 @@ func parseQuery(raw string, names []string) (url.Values, error) {
 		switch {
 		case !known || name == metadataPrefix:
 			return nil, api.Errorf(api.BadRequest, "query: unknown parameter %.100q", name)
-		case len(values) > 1 && name != "state":
+		case len(values) > 1 && name != "state" && name != "id":
 			return nil, api.Errorf(api.BadRequest, "query: %.100s: is there %d times", name, len(values))
 		}
 	}

@@ -43,6 +43,8 @@ func routes() []route {
 		{method: post, path: sandbox + "/snapshots", who: account, act: (*call).createSnapshot, body: true, status: created, once: true},
 		{method: get, path: sandbox + "/snapshots", who: account, act: (*call).sandboxSnapshots, query: []string{"name_prefix", "cursor", "limit"}},
 
+		{method: get, path: "/v1/sharing", who: account, act: (*call).sharing, query: []string{"id"}},
+
 		{method: get, path: "/v1/snapshots", who: account, act: (*call).snapshots,
 			query: []string{"sandbox_id", "name_prefix", "cursor", "limit"}},
 		{method: get, path: snapshot, who: account, act: (*call).snapshot},

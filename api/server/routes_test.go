@@ -40,6 +40,10 @@ func verbs(b *bench) map[string]func(context.Context) error {
 			return err
 		},
 		"Stats": func(ctx context.Context) error { _, err := b.Stats(ctx, b.id); return err },
+		"Sharing": func(ctx context.Context) error {
+			_, err := b.Sharing(ctx, api.SharingQuery{SandboxIDs: []string{b.id, b.id}})
+			return err
+		},
 		"CreateSnapshot": func(ctx context.Context) error {
 			_, err := b.CreateSnapshot(ctx, b.id, api.SnapshotRequest{})
 			return err
