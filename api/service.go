@@ -57,6 +57,22 @@ type Service interface {
 
 	Templates(ctx context.Context) (*TemplateList, error)
 	Template(ctx context.Context, name string) (*Template, error)
+	// BuildTemplate builds a template, or finds that it is built already, for an
+	// administrator. Archive is the context, a tar archive, and may be nil: COPY
+	// and paths of FROM find what is in it, and nothing else of the service's
+	// files. It is read to its end before anything is built. Log, unless it is
+	// nil, gets the steps and what they print. If ctx ends, or the build fails, a
+	// template of the name is as it was; steps that were done need not be run
+	// again.
+	BuildTemplate(ctx context.Context, r BuildRequest, archive io.Reader, log io.Writer) (*Template, error)
+	// TemplateLog is what the last build of a template printed, whether or not it
+	// went well. The caller closes it.
+	TemplateLog(ctx context.Context, name string) (io.ReadCloser, error)
+	// DeleteTemplate removes a template, for an administrator. It is a Conflict
+	// while there are sandboxes or snapshots of any account that go back to a
+	// template of the name, or while it is being built. It is no error if there
+	// is none.
+	DeleteTemplate(ctx context.Context, name string) error
 
 	// Events calls f with what happens until ctx ends or f fails, and returns
 	// that error. Ready, if not nil, is called when nothing is missed any more.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -122,6 +123,7 @@ type request struct {
 	query        url.Values
 	in           any         // in JSON; nil: no body
 	body         io.Reader   // instead, streamed
+	kind         string      // the content type of body; empty: bytes
 	access       *api.Access // nil: with the account's key
 	repeats      bool        // may be sent again
 	once         bool        // may be sent again, with a key of its own
@@ -205,7 +207,7 @@ func (c *Client) sendOnce(ctx context.Context, r request, body io.Reader, key st
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if r.body != nil {
-		req.Header.Set("Content-Type", "application/octet-stream")
+		req.Header.Set("Content-Type", cmp.Or(r.kind, "application/octet-stream"))
 		req.Header.Set("Expect", "100-continue") // a refusal comes before the body goes
 	}
 	if key != "" {

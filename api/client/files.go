@@ -152,8 +152,13 @@ func (c *Client) upload(ctx context.Context, r request, content io.Reader, out a
 	if err == nil {
 		return nil
 	}
+	return source.blame(ctx, err)
+}
+
+// blame is the error of a request, which is that of the content if it failed.
+func (u *upload) blame(ctx context.Context, err error) error {
 	select {
-	case failure := <-source.failed:
+	case failure := <-u.failed:
 		if !errors.Is(failure, ctx.Err()) || ctx.Err() == nil {
 			return failed(ctx, failure)
 		}

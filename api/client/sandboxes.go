@@ -12,7 +12,6 @@ import (
 const (
 	sandboxes = "/v1/sandboxes"
 	snapshots = "/v1/snapshots"
-	templates = "/v1/templates"
 )
 
 // sandboxPath is the path of a sandbox, or of something of it.
@@ -176,18 +175,4 @@ func (c *Client) DeleteSnapshot(ctx context.Context, id string) error {
 		return err
 	}
 	return c.call(ctx, request{method: http.MethodDelete, path: path, repeats: true}, nil)
-}
-
-// Templates implements [api.Service].
-func (c *Client) Templates(ctx context.Context) (*api.TemplateList, error) {
-	return ask[api.TemplateList](ctx, c, request{method: http.MethodGet, path: templates, repeats: true})
-}
-
-// Template implements [api.Service].
-func (c *Client) Template(ctx context.Context, name string) (*api.Template, error) {
-	if name == "" {
-		return nil, api.Errorf(api.NotFound, "a template has a name")
-	}
-	path := templates + "/" + url.PathEscape(name)
-	return ask[api.Template](ctx, c, request{method: http.MethodGet, path: path, repeats: true})
 }

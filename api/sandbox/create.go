@@ -46,28 +46,47 @@ func (t *Team) Create(ctx context.Context, r api.CreateRequest) (_ *api.Sandbox,
 // source finds what a request names. The caller closes the image.
 func (t *Team) source(ctx context.Context, r api.CreateRequest) (image, origin, error) {
 	if r.FromSnapshot == "" {
-		img, s, err := t.machines.template(ctx, r.Template)
-		from := origin{template: r.Template, shape: s, onTimeout: api.TimeoutDestroys}
-		return img, from, outer(err, "template %s", r.Template)
+		return t.sourceTemplate(ctx, r.Template)
 	}
 	s, err := t.findSnapshot(r.FromSnapshot)
 	if err != nil {
 		return nil, origin{}, err
 	}
+	rec := s.record(t.Engine)
+	done, err := t.useTemplate(ctx, rec.Template)
+	if err != nil {
+		return nil, origin{}, err
+	}
 	img, err := t.machines.load(ctx, s.rec.Stored)
 	if err == nil {
-		_, gone := t.findSnapshot(r.FromSnapshot) // it may have been deleted meanwhile
-		if gone != nil {
+		_, err = t.findSnapshot(r.FromSnapshot) // it may have been deleted meanwhile, and then its template
+		img = usedImage{img, done}
+		if err != nil {
 			img.close()
-			return nil, origin{}, gone
+			return nil, origin{}, err
 		}
+	} else {
+		done()
 	}
-	rec := s.record(t.Engine)
 	from := origin{
 		template: rec.Template, snapshot: &r.FromSnapshot, shape: s.rec.Shape, env: s.rec.EnvVars,
 		timeout: rec.TimeoutSeconds, onTimeout: rec.OnTimeout, autoDelete: rec.AutoDeleteSeconds,
 	}
 	return img, from, outer(err, "snapshot %s", r.FromSnapshot)
+}
+
+// sourceTemplate is source for a template.
+func (t *Team) sourceTemplate(ctx context.Context, name string) (image, origin, error) {
+	done, err := t.useTemplate(ctx, name)
+	if err != nil {
+		return nil, origin{}, err
+	}
+	img, s, err := t.machines.template(ctx, name)
+	if err != nil {
+		done()
+		return nil, origin{}, outer(err, "template %s", name)
+	}
+	return usedImage{img, done}, origin{template: name, shape: s, onTimeout: api.TimeoutDestroys}, nil
 }
 
 // add makes the records of n sandboxes, all or none, whose turns the caller has

@@ -31,6 +31,11 @@
 // before waiting for the turn, so that who has it gives up; only the start of a
 // machine is waited for.
 //
+// A template is not removed while there is a sandbox or snapshot that goes back to
+// one of its name, or while one is being made: who makes one is counted before it
+// looks for the template, and until it has a record. While a template is being
+// removed, they wait.
+//
 // # What is durable
 //
 // Records are in a bbolt database, written before a call returns; memory and

@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/internal/localtree"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -30,6 +31,12 @@ type Limits struct {
 	// in bytes. Forks share most of theirs: the default is four times what the
 	// host has.
 	Memory int64
+	// Builds is how many templates may be built at once, 2 by default. Their
+	// machines do not count for Memory, but none may have more than that.
+	Builds int
+	// Context is how much content the files of a build's context may have, in
+	// bytes: 1 GiB by default.
+	Context int64
 }
 
 func (l Limits) withDefaults() (Limits, error) {
@@ -40,6 +47,7 @@ func (l Limits) withDefaults() (Limits, error) {
 	}{
 		{"SandboxesPerTeam", &l.SandboxesPerTeam, 1000}, {"SnapshotsPerTeam", &l.SnapshotsPerTeam, 100},
 		{"SnapshotsPerSandbox", &l.SnapshotsPerSandbox, 20}, {"SnapshotsInFlight", &l.SnapshotsInFlight, 4},
+		{"Builds", &l.Builds, 2},
 	} {
 		if *f.value < 0 {
 			return l, fmt.Errorf("limit %s is negative", f.name)
@@ -48,8 +56,11 @@ func (l Limits) withDefaults() (Limits, error) {
 			*f.value = f.or
 		}
 	}
-	if l.Memory < 0 {
-		return l, errors.New("limit Memory is negative")
+	if l.Memory < 0 || l.Context < 0 {
+		return l, errors.New("limit Memory or Context is negative")
+	}
+	if l.Context == 0 {
+		l.Context = 1 << 30
 	}
 	if l.Memory == 0 {
 		host, err := hostMemory()
@@ -95,11 +106,14 @@ type Engine struct {
 	busy sync.WaitGroup // what goes on in the background, and snapshots being taken
 
 	mu       sync.Mutex
-	boxes    map[string]*box  // by id
-	snaps    map[string]*snap // by id
-	memory   int64            // of guests that run, or are about to
-	inFlight map[string]int   // snapshots being taken, by team
-	reserved map[string]int   // the same, by sandbox
+	boxes    map[string]*box          // by id
+	snaps    map[string]*snap         // by id
+	memory   int64                    // of guests that run, or are about to
+	inFlight map[string]int           // snapshots being taken, by team
+	reserved map[string]int           // the same, by sandbox
+	builds   int                      // of templates, under way
+	making   map[string]int           // sandboxes being made of templates, by name
+	removing map[string]chan struct{} // templates being removed, by name; closed when they are
 	closed   bool
 }
 
@@ -131,8 +145,12 @@ func open(ctx context.Context, dir string, o Options, m machines) (*Engine, erro
 		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(), metrics: newMetrics(),
 		looks: make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		boxes: map[string]*box{}, snaps: map[string]*snap{}, inFlight: map[string]int{}, reserved: map[string]int{},
+		making: map[string]int{}, removing: map[string]chan struct{}{},
 	}
 	e.life, e.end = context.WithCancel(context.WithoutCancel(ctx))
+	if err := localtree.Remove(e.contexts()); err != nil { // of builds that a crash has ended
+		return nil, errors.Join(fmt.Errorf("sandbox: open: %w", err), db.close())
+	}
 	if err := e.recover(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("sandbox: open: %w", err), db.close())
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -30,8 +31,11 @@ func codeOf(err error) api.Code {
 		code api.Code
 	}{
 		{template.ErrName, api.BadRequest}, {template.ErrNotFound, api.NotFound}, {template.ErrBusy, api.Conflict},
+		{template.ErrSyntax, api.BadRequest}, {template.ErrMachine, api.BadRequest}, {template.ErrOutside, api.BadRequest},
+		{vmm.ErrConfig, api.BadRequest}, {ext4.ErrSize, api.BadRequest},
 		{snapshot.ErrNotFound, api.NotFound}, {snapshot.ErrNoSpace, api.NotEnoughSpace},
 		{syscall.ENOSPC, api.NotEnoughSpace}, {syscall.EDQUOT, api.NotEnoughSpace}, {syscall.ENOMEM, api.OutOfCapacity},
+		{template.ErrContext, api.BadRequest}, // after what the host may lack
 		{snapshot.ErrIncompatible, api.Conflict}, {vmm.ErrClosed, api.Gone},
 		{vmm.ErrPowerOff, api.Gone}, {vmm.ErrReset, api.Gone}, {vmm.ErrPanic, api.Gone}, {vmm.ErrCrash, api.Gone},
 	} {

@@ -24,6 +24,7 @@ type world struct {
 	jails bool // each machine is a jail from the first use of its agent on
 
 	agents sync.WaitGroup // that serve
+	fakeTemplates
 
 	mu       sync.Mutex
 	alive    map[*fakeMachine]bool
@@ -46,14 +47,10 @@ func newWorld(t testing.TB) *world {
 }
 
 func (w *world) template(ctx context.Context, name string) (image, shape, error) {
-	if name != "base" {
+	if !w.isTemplate(name) {
 		return nil, shape{}, api.Errorf(api.NotFound, "there is no template %s", name)
 	}
 	return &fakeImage{w: w}, shape{VCPUs: 1, Memory: 64 << 20, Disk: 1 << 20, Env: []string{"FROM_TEMPLATE=yes"}}, nil
-}
-
-func (w *world) templates() ([]api.Template, error) {
-	return []api.Template{{Name: "base", BuiltIn: true}}, nil
 }
 
 func (w *world) load(ctx context.Context, stored string) (image, error) {

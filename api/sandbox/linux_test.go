@@ -117,7 +117,7 @@ func inProcess(t testing.TB, e *Engine) func(*testing.T) api.Service {
 // overHTTP serves the engine on the loopback.
 func overHTTP(t testing.TB, e *Engine) func(*testing.T) api.Service {
 	key := server.NewKey()
-	line, err := server.KeyLine("http", "tests", key)
+	line, err := server.KeyLine("http", "tests", key, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func overHTTP(t testing.TB, e *Engine) func(*testing.T) api.Service {
 	srv := httptest.NewServer(server.New(server.Config{
 		Account:      func(team string) (api.Service, error) { return e.Team(team), nil },
 		Open:         func(a api.Access) (server.Sandbox, error) { return e.Holder(a) },
-		Authenticate: keys.Team,
+		Authenticate: keys.Team, Admin: keys.Admin,
 	}))
 	t.Cleanup(srv.Close)
 	return func(*testing.T) api.Service {

@@ -1,11 +1,10 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
 	"strings"
 	"time"
 
@@ -19,17 +18,25 @@ import (
 // machines is what an engine needs of the world of machines. Tests have one
 // of their own.
 type machines interface {
+	templateStore
 	// template returns what machines of a template start from, and what they
 	// are like. A built-in template is built at its first use.
 	template(ctx context.Context, name string) (image, shape, error)
-	// templates lists those that there are, and those that can be built at once.
-	templates() ([]api.Template, error)
 	// load returns what was stored.
 	load(ctx context.Context, stored string) (image, error)
 	// delete removes what was stored; it is no error if there is nothing.
 	delete(ctx context.Context, stored string) error
 	// stored lists what has a label that begins with prefix.
 	stored(ctx context.Context, prefix string) ([]string, error)
+}
+
+// templateStore is what an engine needs of a template.Store besides.
+type templateStore interface {
+	Templates(ctx context.Context) (*api.TemplateList, error)
+	Template(ctx context.Context, name string) (*api.Template, error)
+	Build(ctx context.Context, spec template.Spec, o template.BuildOptions) (template.Info, error)
+	OpenLog(name string) (io.ReadCloser, error)
+	Remove(ctx context.Context, name string) error
 }
 
 // image is a machine at one instant. The caller closes it.
@@ -81,47 +88,29 @@ type shape struct {
 
 // vmMachines are those of package vmm.
 type vmMachines struct {
-	store   *template.Store
+	*template.Store
 	options vmm.LoadOptions
 }
 
 func (v *vmMachines) template(ctx context.Context, name string) (image, shape, error) {
-	i, info, err := v.store.Image(ctx, name)
+	i, info, done, err := v.Use(ctx, name, template.BuildOptions{})
 	if err != nil {
 		return nil, shape{}, err
 	}
 	c := info.Config
-	return &vmImage{i, v.store.Snapshots(), false}, shape{info.VCPUs, info.Memory, info.Disk, c.Env, c.Workdir, c.User}, nil
-}
-
-func (v *vmMachines) templates() ([]api.Template, error) {
-	infos, err := v.store.List()
-	var list []api.Template
-	for _, i := range infos {
-		list = append(list, api.Template{
-			Name: i.Name, BuiltIn: template.Builtin(i.Name), Ready: true, CreatedAt: i.Created,
-			VCPUs: i.VCPUs, MemoryBytes: i.Memory, DiskBytes: i.Disk, StoredBytes: i.Stored,
-		})
-	}
-	for _, name := range template.Builtins() {
-		if !slices.ContainsFunc(list, func(t api.Template) bool { return t.Name == name }) {
-			list = append(list, api.Template{Name: name, BuiltIn: true})
-		}
-	}
-	slices.SortFunc(list, func(a, b api.Template) int { return cmp.Compare(a.Name, b.Name) })
-	return list, err
+	return &vmImage{i, v.Snapshots(), done}, shape{info.VCPUs, info.Memory, info.Disk, c.Env, c.Workdir, c.User}, nil
 }
 
 func (v *vmMachines) load(ctx context.Context, stored string) (image, error) {
-	i, err := vmm.Load(ctx, v.store.Snapshots(), stored, v.options)
+	i, err := vmm.Load(ctx, v.Snapshots(), stored, v.options)
 	if err != nil {
 		return nil, err
 	}
-	return &vmImage{i, v.store.Snapshots(), true}, nil
+	return &vmImage{i, v.Snapshots(), func() { i.Close() }}, nil
 }
 
 func (v *vmMachines) delete(ctx context.Context, stored string) error {
-	err := v.store.Snapshots().Delete(ctx, stored)
+	err := v.Snapshots().Delete(ctx, stored)
 	if errors.Is(err, snapshot.ErrNotFound) {
 		return nil
 	}
@@ -129,7 +118,7 @@ func (v *vmMachines) delete(ctx context.Context, stored string) error {
 }
 
 func (v *vmMachines) stored(ctx context.Context, prefix string) ([]string, error) {
-	infos, err := v.store.Snapshots().List(ctx)
+	infos, err := v.Snapshots().List(ctx)
 	var ids []string
 	for _, i := range infos {
 		if strings.HasPrefix(i.Label, prefix) {
@@ -142,7 +131,7 @@ func (v *vmMachines) stored(ctx context.Context, prefix string) ([]string, error
 type vmImage struct {
 	*vmm.Image
 	store *snapshot.Store
-	own   bool // closed with this; a template's is the template store's
+	done  func() // it is not needed any more
 }
 
 func (i *vmImage) start(ctx context.Context, hostnames []string) ([]machine, []error) {
@@ -167,11 +156,7 @@ func (i *vmImage) save(ctx context.Context, label string) (string, int64, error)
 
 func (i *vmImage) pause() time.Duration { return i.Pause() }
 
-func (i *vmImage) close() {
-	if i.own {
-		i.Close()
-	}
-}
+func (i *vmImage) close() { i.done() }
 
 type vmMachine struct {
 	vm    *vmm.VM
@@ -185,7 +170,7 @@ func (m vmMachine) capture(ctx context.Context) (image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &vmImage{i, m.store, true}, nil
+	return &vmImage{i, m.store, func() { i.Close() }}, nil
 }
 
 func (m vmMachine) halt(ctx context.Context) error    { return m.vm.Pause(ctx) }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/api"
-	"github.com/forkvm/forkvm/api/template"
 )
 
 // Get implements [api.Service].
@@ -136,30 +135,4 @@ func (e *Engine) patchStored(b *box, rec *sandboxRecord) {
 	to := &rec.Sandbox
 	to.Name, to.Metadata, to.OnTimeout = from.Name, from.Metadata, from.OnTimeout
 	to.TimeoutSeconds, to.AutoDeleteSeconds = from.TimeoutSeconds, from.AutoDeleteSeconds
-}
-
-// Templates implements [api.Service].
-func (t *Team) Templates(ctx context.Context) (*api.TemplateList, error) {
-	list, err := t.machines.templates()
-	if err != nil {
-		return nil, outer(err, "templates")
-	}
-	return &api.TemplateList{Templates: list}, nil
-}
-
-// Template implements [api.Service].
-func (t *Team) Template(ctx context.Context, name string) (*api.Template, error) {
-	if err := template.CheckName(name); err != nil {
-		return nil, outer(err, "template")
-	}
-	list, err := t.machines.templates()
-	for i := range list {
-		if list[i].Name == name {
-			return &list[i], nil
-		}
-	}
-	if err != nil {
-		return nil, outer(err, "templates")
-	}
-	return nil, api.Errorf(api.NotFound, "there is no template %s", name)
 }

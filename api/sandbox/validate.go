@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
 )
 
 // Nothing that is out of range is made fit: it is refused, and the message names
@@ -43,6 +44,26 @@ func checkFork(r *api.ForkRequest) error {
 		return bad("count", "%d is not between 1 and %d", r.Count, api.MaxForks)
 	}
 	return checkSettings(&r.Settings)
+}
+
+func (e *Engine) checkBuild(r *api.BuildRequest) error {
+	switch {
+	case template.CheckName(r.Name) != nil:
+		return bad("name", "%.80q cannot be that of a template", r.Name)
+	case r.File == "" && !template.Builtin(r.Name):
+		return bad("file", "there is none, and %s is not built in", r.Name)
+	case len(r.File) > api.MaxTemplateFile:
+		return bad("file", "longer than %d bytes", api.MaxTemplateFile)
+	case len(r.Args) > api.MaxBuildArgs:
+		return bad("args", "%d are more than %d", len(r.Args), api.MaxBuildArgs)
+	case r.VCPUs < 0:
+		return bad("vcpus", "%d of them", r.VCPUs)
+	case r.MemoryBytes < 0 || r.MemoryBytes > e.limits.Memory:
+		return bad("memory_bytes", "%d is not between 0 and %d", r.MemoryBytes, e.limits.Memory)
+	case r.DiskBytes < 0 || r.DiskBytes > ext4.MaxSize:
+		return bad("disk_bytes", "%d is not between 0 and %d", r.DiskBytes, int64(ext4.MaxSize))
+	}
+	return nil
 }
 
 func checkSettings(s *api.Settings) error {

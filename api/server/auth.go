@@ -11,27 +11,40 @@ import (
 	"github.com/forkvm/forkvm/api/internal/wire"
 )
 
-// authenticate finds whose account the request is for.
-func (c *call) authenticate() error {
-	key, err := accountKey(c.r)
+// authenticate finds whose account the request is for. The key is empty if the
+// socket stands for one.
+func (c *call) authenticate() (key string, err error) {
+	key, err = accountKey(c.r)
 	if err != nil {
-		return err
+		return key, err
 	}
 	team, ok := "", false
 	switch {
 	case key == "" && c.SocketTeam != "" && overSocket(c.r):
 		team, ok = c.SocketTeam, true
 	case key == "":
-		return api.Errorf(api.Unauthorized, "no account key: set Authorization: Bearer KEY, or %s", wire.AccountKey)
+		return key, api.Errorf(api.Unauthorized, "no account key: set Authorization: Bearer KEY, or %s", wire.AccountKey)
 	case c.Authenticate != nil:
 		team, ok = c.Authenticate(key)
 	}
 	if !ok {
-		return api.Errorf(api.Unauthorized, "this is no account key")
+		return key, api.Errorf(api.Unauthorized, "this is no account key")
 	}
 	c.rec.team = team
 	c.svc, err = c.Account(team)
-	return err
+	return key, err
+}
+
+// authenticateAdmin is authenticate for what concerns all teams.
+func (c *call) authenticateAdmin() error {
+	key, err := c.authenticate()
+	if err != nil {
+		return err
+	}
+	if key != "" && (c.Admin == nil || !c.Admin(key)) {
+		return api.Errorf(api.Forbidden, "this takes the key of an administrator")
+	}
+	return nil
 }
 
 // accountKey is the key in the headers, empty if there is none.

@@ -28,14 +28,18 @@ type Keys struct {
 type teamKey struct {
 	team, name string
 	hash       [sha256.Size]byte
+	admin      bool
 }
+
+// adminWord marks the key of an administrator.
+const adminWord = "admin"
 
 // ParseKeys reads a key file. Each line is a key,
 //
-//	TEAM NAME sha256:HEX
+//	TEAM NAME sha256:HEX [admin]
 //
-// with the hash as [HashKey] has it. A team may have several keys, with
-// different names. Empty lines, and those that begin with #, say nothing.
+// with the hash as [HashKey] has it; admin is an administrator's. A team may have
+// several keys, with different names. Empty lines, and those that begin with #, say nothing.
 func ParseKeys(file []byte) (*Keys, error) {
 	if len(file) > MaxKeyFile {
 		return nil, fmt.Errorf("server: key file: larger than %d bytes", MaxKeyFile)
@@ -69,8 +73,9 @@ func ParseKeys(file []byte) (*Keys, error) {
 func parseKey(line string) (teamKey, error) {
 	var k teamKey
 	words := strings.Fields(line)
-	if len(words) != 3 {
-		return k, fmt.Errorf("%d words, not TEAM NAME %sHEX", len(words), hashPrefix)
+	k.admin = len(words) == 4 && words[3] == adminWord
+	if len(words) != 3 && !k.admin {
+		return k, fmt.Errorf("%d words, not TEAM NAME %sHEX [%s]", len(words), hashPrefix, adminWord)
 	}
 	k.team, k.name = words[0], words[1]
 	if !keyWord.MatchString(k.team) || !keyWord.MatchString(k.name) {
@@ -97,21 +102,33 @@ func HashKey(key string) string {
 }
 
 // KeyLine is a line of a key file, without its end.
-func KeyLine(team, name, key string) (string, error) {
+func KeyLine(team, name, key string, admin bool) (string, error) {
 	line := team + " " + name + " " + HashKey(key)
+	if admin {
+		line += " " + adminWord
+	}
 	_, err := parseKey(line)
 	return line, err
 }
 
 // Team tells whose key it is. How long that takes says nothing about keys.
 func (k *Keys) Team(key string) (team string, ok bool) {
+	found := k.find(key)
+	return found.team, found.team != ""
+}
+
+// Admin tells whether it is a key of an administrator, as Team does.
+func (k *Keys) Admin(key string) bool { return k.find(key).admin }
+
+// find is the zero value if there is no such key.
+func (k *Keys) find(key string) (found teamKey) {
 	h := sha256.Sum256([]byte(key))
 	for i := range k.keys {
 		if subtle.ConstantTimeCompare(h[:], k.keys[i].hash[:]) == 1 {
-			team, ok = k.keys[i].team, true
+			found = k.keys[i]
 		}
 	}
-	return team, ok
+	return found
 }
 
 // Teams are the teams that have keys, in the order of the file.

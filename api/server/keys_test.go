@@ -13,7 +13,7 @@ func TestKeys(t *testing.T) {
 	var file strings.Builder
 	file.WriteString("# keys\n\n")
 	for _, l := range [][3]string{{"red", "laptop", one}, {"blue", "ci", two}} {
-		line, err := KeyLine(l[0], l[1], l[2])
+		line, err := KeyLine(l[0], l[1], l[2], l[0] == "red")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestKeyFilesThatAreNone(t *testing.T) {
 			t.Errorf("%.80q: %v, %v", file, k, err)
 		}
 	}
-	if _, err := KeyLine("a b", "n", "k"); err == nil {
+	if _, err := KeyLine("a b", "n", "k", false); err == nil {
 		t.Error("a team with a space was taken")
 	}
 }

@@ -20,6 +20,7 @@ func routes() []route {
 		sandbox                    = "/v1/sandboxes/{id}"
 		process                    = sandbox + "/processes/{pid}"
 		snapshot                   = "/v1/snapshots/{id}"
+		template                   = "/v1/templates/{name}"
 		created, none              = http.StatusCreated, http.StatusNoContent
 	)
 	path := []string{"path"}
@@ -51,7 +52,10 @@ func routes() []route {
 		{method: patch, path: snapshot, who: account, act: (*call).renameSnapshot, body: true},
 		{method: del, path: snapshot, who: account, act: (*call).deleteSnapshot, status: none},
 		{method: get, path: "/v1/templates", who: account, act: (*call).templates},
-		{method: get, path: "/v1/templates/{name}", who: account, act: (*call).template},
+		{method: post, path: "/v1/templates", who: admin, serve: (*call).buildTemplate},
+		{method: get, path: template, who: account, act: (*call).template},
+		{method: del, path: template, who: admin, act: (*call).deleteTemplate, status: none},
+		{method: get, path: template + "/log", who: account, serve: (*call).templateLog},
 		{method: get, path: "/v1/events", who: account, serve: (*call).watchEvents, query: []string{"sandbox_id", "after"}},
 
 		{method: post, path: sandbox + "/exec", who: token, act: (*call).exec, body: true},

@@ -57,6 +57,12 @@ func verbs(b *bench) map[string]func(context.Context) error {
 		"DeleteSnapshot": func(ctx context.Context) error { return b.DeleteSnapshot(ctx, snapshot) },
 		"Templates":      func(ctx context.Context) error { _, err := b.Templates(ctx); return err },
 		"Template":       func(ctx context.Context) error { _, err := b.Template(ctx, "a/b"); return err },
+		"BuildTemplate": func(ctx context.Context) error {
+			_, err := b.BuildTemplate(ctx, api.BuildRequest{Name: "n"}, strings.NewReader("x"), io.Discard)
+			return err
+		},
+		"TemplateLog":    func(ctx context.Context) error { r, err := b.TemplateLog(ctx, "n"); return readAll(r, err) },
+		"DeleteTemplate": func(ctx context.Context) error { return b.DeleteTemplate(ctx, "n") },
 		"Events": func(ctx context.Context) error {
 			ctx, cancel := context.WithCancelCause(ctx)
 			err := b.Events(ctx, api.EventQuery{}, func() { cancel(stop) }, nil)
@@ -241,6 +247,9 @@ func TestRequestsArriveWhole(t *testing.T) {
 	mode := uint32(0o4755)
 	start := api.StartRequest{Command: command, TTY: &api.WinSize{Rows: 1, Cols: 2}, IdleTimeoutSeconds: api.Set[int64](3)}
 	page := api.Page{Cursor: "c+", Limit: 7}
+	build := api.BuildRequest{
+		Name: "n", File: "FROM base\nRUN a\r\n", Args: map[string]string{"A": "ü"}, VCPUs: 2, MemoryBytes: 1 << 40, DiskBytes: 5, NoCache: true, Pull: true,
+	}
 	for _, c := range []struct {
 		call func() error
 		want []any
@@ -275,6 +284,12 @@ func TestRequestsArriveWhole(t *testing.T) {
 			return err
 		}, []any{b.id, api.SnapshotRequest{Name: "n", Metadata: map[string]string{"a": "b"}}}},
 		{func() error { _, err := b.Template(ctx, "a/b c"); return err }, []any{"a/b c"}},
+		{func() error {
+			_, err := b.BuildTemplate(ctx, build, nil, nil)
+			return err
+		}, []any{build}},
+		{func() error { return b.DeleteTemplate(ctx, "a/b c") }, []any{"a/b c"}},
+		{func() error { r, err := b.TemplateLog(ctx, "a/b"); return readAll(r, err) }, []any{"a/b"}},
 		{func() error {
 			_, err := b.Exec(ctx, b.access, api.ExecRequest{Command: command, Stdin: api.Text("\xfe"), MaxOutputBytes: 9})
 			return err

@@ -44,8 +44,11 @@ type Config struct {
 	// depend on how much of it is right, as [Keys.Team] does. Nil: there are no
 	// keys.
 	Authenticate func(key string) (team string, ok bool)
+	// Admin tells of a key that Authenticate knows whether it is an
+	// administrator's, who builds and deletes templates. Nil: none is.
+	Admin func(key string) bool
 	// SocketTeam is the team of requests without a key over a Unix socket.
-	// Empty: they need one too.
+	// Empty: they need one too. They are an administrator's.
 	SocketTeam string
 
 	Logger   *slog.Logger         // nil: discard
@@ -141,6 +144,7 @@ type who int
 const (
 	anyone  who = iota
 	account     // with the key of an account
+	admin       // with that of an administrator
 	token       // with the token of a sandbox
 )
 
@@ -217,7 +221,9 @@ func (c *call) carryOut(rt route) error {
 func (c *call) admit(rt route) (err error) {
 	switch rt.who {
 	case account:
-		err = c.authenticate()
+		_, err = c.authenticate()
+	case admin:
+		err = c.authenticateAdmin()
 	case token:
 		err = c.open()
 	}

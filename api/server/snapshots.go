@@ -70,15 +70,3 @@ func (c *call) renameSnapshot() (any, error) {
 func (c *call) deleteSnapshot() (any, error) {
 	return onSnapshot(c, func(id string) (any, error) { return nil, c.svc.DeleteSnapshot(c.ctx(), id) })
 }
-
-func (c *call) templates() (any, error) {
-	l, err := c.svc.Templates(c.ctx())
-	if err == nil && l.Templates == nil {
-		l.Templates = []api.Template{}
-	}
-	return l, err
-}
-
-func (c *call) template() (any, error) {
-	return c.svc.Template(c.ctx(), c.r.PathValue("name"))
-}

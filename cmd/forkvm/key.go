@@ -31,6 +31,7 @@ server reads the file when it starts.`,
 		Args: cobra.MaximumNArgs(2),
 	}
 	file := cmd.Flags().String("keys", "", "the key `file`, which is made if it is not there")
+	admin := cmd.Flags().Bool("admin", false, "make it that of an administrator, who builds and deletes templates for all teams")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		words := [2]string{socketTeam, "key"}
 		copy(words[:], args)
@@ -38,7 +39,7 @@ server reads the file when it starts.`,
 			return usageError("no key file given (try: --keys FILE)")
 		}
 		key := server.NewKey()
-		line, err := server.KeyLine(words[0], words[1], key)
+		line, err := server.KeyLine(words[0], words[1], key, *admin)
 		if err != nil {
 			return usageError("team %q, name %q: %w", words[0], words[1], err)
 		}

@@ -32,7 +32,7 @@ type serveFlags struct {
 	kvm                     string
 	listen                  listenFlags
 	limits                  sandbox.Limits
-	memory                  byteSize
+	memory, context         byteSize
 	onStop                  string
 	stopTimeout, stopWithin time.Duration
 	logFormat               string
@@ -70,6 +70,8 @@ paused, and go on after 'forkvm resume', or destroyed. A second signal cuts this
 	f.IntVar(&s.limits.SnapshotsPerTeam, "max-snapshots", 0, "how many snapshots a team may have (default 100)")
 	f.IntVar(&s.limits.SnapshotsPerSandbox, "max-snapshots-of-one", 0, "how many snapshots there may be of one sandbox (default 20)")
 	f.IntVar(&s.limits.SnapshotsInFlight, "max-snapshots-at-once", 0, "how many snapshots of a team may be taken at once (default 4)")
+	f.IntVar(&s.limits.Builds, "max-builds", 0, "how many templates may be built at once (default 2)")
+	f.Var(&s.context, "max-context", "how much the files of a build's context may have together (default 1G)")
 	f.Var(&s.memory, "max-memory", "how much memory guests that run may have together (default four times that of this machine)")
 	f.StringVar(&s.onStop, "on-stop", string(sandbox.ClosePauses), "what becomes of sandboxes that run at the end: pause or destroy")
 	f.DurationVar(&s.stopTimeout, "grace", 3*time.Second, "how long requests have to end when it stops")
@@ -143,7 +145,7 @@ func (s *serveFlags) open(ctx context.Context, state string, log *slog.Logger) (
 	if err != nil {
 		return nil, nil, err
 	}
-	s.limits.Memory = int64(s.memory)
+	s.limits.Memory, s.limits.Context = int64(s.memory), int64(s.context)
 	engine, err := sandbox.Open(ctx, filepath.Join(state, "sandboxes"),
 		sandbox.Options{Templates: store, Limits: s.limits, KVM: s.kvm, Logger: log})
 	if err != nil {
@@ -168,7 +170,7 @@ func newHandler(engine *sandbox.Engine, keys *server.Keys, log *slog.Logger) htt
 		SocketTeam: socketTeam, Logger: log, Registry: metrics, Version: readVersion().Version,
 	}
 	if keys != nil {
-		c.Authenticate = keys.Team
+		c.Authenticate, c.Admin = keys.Team, keys.Admin
 	}
 	return server.New(c)
 }

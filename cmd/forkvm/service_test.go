@@ -173,7 +173,7 @@ func TestUnixSocket(t *testing.T) {
 func TestAddKeyLine(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "keys")
 	line := func(key string) string {
-		l, err := server.KeyLine("team", key, key)
+		l, err := server.KeyLine("team", key, key, false)
 		if err != nil {
 			t.Fatal(err)
 		}

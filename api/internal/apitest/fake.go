@@ -29,6 +29,7 @@ type Fake struct {
 	OnRead   func(path string) (io.ReadCloser, error)
 	OnWrite  func(path string, content io.Reader) error
 	OnWatch  func(ctx context.Context, ready func(), f func(api.FileEvent) error) error
+	OnBuild  func(ctx context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (*api.Template, error)
 }
 
 var _ api.Service = (*Fake)(nil)
@@ -160,7 +161,36 @@ func (f *Fake) Templates(context.Context) (*api.TemplateList, error) {
 }
 
 func (f *Fake) Template(_ context.Context, name string) (*api.Template, error) {
-	return result(f, &api.Template{Name: name, Ready: true, CreatedAt: Now}, "Template", name)
+	return result(f, Template(name), "Template", name)
+}
+
+func (f *Fake) BuildTemplate(ctx context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (*api.Template, error) {
+	if err := f.call("BuildTemplate", r); err != nil {
+		return nil, err
+	}
+	if f.OnBuild != nil {
+		return f.OnBuild(ctx, r, archive, log)
+	}
+	return Template(r.Name), nil
+}
+
+// Template is a record with everything set.
+func Template(name string) *api.Template {
+	return &api.Template{
+		Name: name, Ready: true, CreatedAt: Now, From: "base", VCPUs: 1, MemoryBytes: 1 << 28, DiskBytes: 1 << 30, StoredBytes: 1 << 20,
+		Kernel: "6.18.5", BuildSeconds: 1.5, File: "FROM base\n", Env: []string{"A=b"}, Cwd: "/srv", User: "app", Cmd: []string{"serve"},
+	}
+}
+
+func (f *Fake) TemplateLog(_ context.Context, name string) (io.ReadCloser, error) {
+	if err := f.call("TemplateLog", name); err != nil {
+		return nil, err
+	}
+	return f.read(name)
+}
+
+func (f *Fake) DeleteTemplate(_ context.Context, name string) error {
+	return f.call("DeleteTemplate", name)
 }
 
 func (f *Fake) Events(ctx context.Context, q api.EventQuery, ready func(), on func(api.Event) error) error {

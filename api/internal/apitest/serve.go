@@ -25,6 +25,7 @@ func (f *Fake) Config() server.Config {
 			return f, f.open(a)
 		},
 		Authenticate: func(key string) (string, bool) { return Team, key == Key },
+		Admin:        func(key string) bool { return key == Key },
 		Version:      "v0.0.0-test",
 	}
 }

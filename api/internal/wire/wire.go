@@ -33,6 +33,18 @@ const (
 	Ended   = "end"   // of watches: what was watched is gone
 )
 
+// Events of the stream of a build, the last of which is Built or Error.
+const (
+	Log   = "log"      // data: a piece of it, as api.Text
+	Built = "template" // data: a template
+)
+
+// Parts of the body of a build, in this order.
+const (
+	PartRequest = "request" // an api.BuildRequest, in JSON
+	PartContext = "context" // a tar archive; need not be there
+)
+
 // The first byte of a binary WebSocket message.
 const (
 	ChannelStdin byte = iota
