@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/forkvm/forkvm/api"
@@ -165,9 +166,16 @@ func kindName(t reflect.Type) string {
 	return "something else"
 }
 
+// known are the fields of types, by their names in JSON: to look for them takes
+// as long as all the rest of a small request.
+var known sync.Map // reflect.Type to map[string][]int
+
 // fieldsOf are the fields by their names in JSON, with those of embedded
 // structs.
 func fieldsOf(t reflect.Type) map[string][]int {
+	if fields, ok := known.Load(t); ok {
+		return fields.(map[string][]int)
+	}
 	fields := make(map[string][]int)
 	for _, f := range reflect.VisibleFields(t) {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -175,5 +183,6 @@ func fieldsOf(t reflect.Type) map[string][]int {
 			fields[name] = f.Index
 		}
 	}
+	known.Store(t, fields)
 	return fields
 }
