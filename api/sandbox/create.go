@@ -28,12 +28,13 @@ func (t *Team) Create(ctx context.Context, r api.CreateRequest) (_ *api.Sandbox,
 	if err := checkCreate(&r); err != nil {
 		return nil, err
 	}
-	img, from, err := t.source(ctx, r)
+	img, from, done, err := t.source(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	defer img.close()
 	boxes, err := t.add(from, r.Settings, 1)
+	done() // there is a record now, which counts
 	if err != nil {
 		return nil, err
 	}
@@ -43,50 +44,50 @@ func (t *Team) Create(ctx context.Context, r api.CreateRequest) (_ *api.Sandbox,
 	return t.recordOf(boxes[0]), nil
 }
 
-// source finds what a request names. The caller closes the image.
-func (t *Team) source(ctx context.Context, r api.CreateRequest) (image, origin, error) {
-	if r.FromSnapshot == "" {
-		return t.sourceTemplate(ctx, r.Template)
-	}
-	s, err := t.findSnapshot(r.FromSnapshot)
-	if err != nil {
-		return nil, origin{}, err
-	}
-	rec := s.record(t.Engine)
-	done, err := t.useTemplate(ctx, rec.Template)
-	if err != nil {
-		return nil, origin{}, err
-	}
-	img, err := t.machines.load(ctx, s.rec.Stored)
-	if err == nil {
-		_, err = t.findSnapshot(r.FromSnapshot) // it may have been deleted meanwhile, and then its template
-		img = usedImage{img, done}
-		if err != nil {
-			img.close()
-			return nil, origin{}, err
+// source finds what a request names. The caller closes the image. The template
+// that it goes back to is not removed before done is called.
+func (t *Team) source(ctx context.Context, r api.CreateRequest) (img image, from origin, done func(), err error) {
+	name := r.Template
+	var s *snap
+	if r.FromSnapshot != "" {
+		if s, err = t.findSnapshot(r.FromSnapshot); err != nil {
+			return nil, origin{}, nil, err
 		}
+		name = s.rec.Snapshot.Template
+	}
+	if done, err = t.useTemplate(ctx, name); err != nil {
+		return nil, origin{}, nil, err
+	}
+	if s == nil {
+		img, from, err = t.sourceTemplate(ctx, name)
 	} else {
+		img, from, err = t.sourceSnapshot(ctx, s)
+	}
+	if err != nil {
 		done()
 	}
-	from := origin{
-		template: rec.Template, snapshot: &r.FromSnapshot, shape: s.rec.Shape, env: s.rec.EnvVars,
-		timeout: rec.TimeoutSeconds, onTimeout: rec.OnTimeout, autoDelete: rec.AutoDeleteSeconds,
-	}
-	return img, from, outer(err, "snapshot %s", r.FromSnapshot)
+	return img, from, done, err
 }
 
-// sourceTemplate is source for a template.
 func (t *Team) sourceTemplate(ctx context.Context, name string) (image, origin, error) {
-	done, err := t.useTemplate(ctx, name)
-	if err != nil {
-		return nil, origin{}, err
-	}
 	img, s, err := t.machines.template(ctx, name)
+	return img, origin{template: name, shape: s, onTimeout: api.TimeoutDestroys}, outer(err, "template %s", name)
+}
+
+func (t *Team) sourceSnapshot(ctx context.Context, s *snap) (image, origin, error) {
+	rec := s.record(t.Engine)
+	img, err := t.machines.load(ctx, s.rec.Stored)
 	if err != nil {
-		done()
-		return nil, origin{}, outer(err, "template %s", name)
+		return nil, origin{}, outer(err, "snapshot %s", rec.ID)
 	}
-	return usedImage{img, done}, origin{template: name, shape: s, onTimeout: api.TimeoutDestroys}, nil
+	if _, gone := t.findSnapshot(rec.ID); gone != nil { // it may have been deleted meanwhile, and then its template
+		img.close()
+		return nil, origin{}, gone
+	}
+	return img, origin{
+		template: rec.Template, snapshot: &rec.ID, shape: s.rec.Shape, env: s.rec.EnvVars,
+		timeout: rec.TimeoutSeconds, onTimeout: rec.OnTimeout, autoDelete: rec.AutoDeleteSeconds,
+	}, nil
 }
 
 // add makes the records of n sandboxes, all or none, whose turns the caller has

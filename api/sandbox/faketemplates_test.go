@@ -18,8 +18,9 @@ type fakeTemplates struct {
 	built       map[string]template.Spec
 	// onBuild, if set, is asked what a build comes to, and onRemove is told of
 	// a removal before there is one.
-	onBuild  func(ctx context.Context, spec template.Spec, o template.BuildOptions) error
-	onRemove func()
+	onBuild   func(ctx context.Context, spec template.Spec, o template.BuildOptions) error
+	onRemove  func()
+	removeErr error
 }
 
 func (f *fakeTemplates) isTemplate(name string) bool {
@@ -85,6 +86,9 @@ func (f *fakeTemplates) Remove(_ context.Context, name string) error {
 	defer f.templatesMu.Unlock()
 	if _, ok := f.built[name]; !ok {
 		return template.ErrNotFound
+	}
+	if f.removeErr != nil {
+		return f.removeErr
 	}
 	delete(f.built, name)
 	return nil

@@ -140,8 +140,8 @@ func plural(n int, noun string) string {
 	return fmt.Sprint(n, " ", noun)
 }
 
-// useTemplate keeps a template from being removed until done is called, or for
-// as long as there are sandboxes of it. While it is being removed, it waits.
+// useTemplate keeps a template from being removed until done is called, when there
+// is a record of what is made of it. While it is being removed, it waits.
 func (e *Engine) useTemplate(ctx context.Context, name string) (done func(), err error) {
 	if err := e.lockTemplate(ctx, name); err != nil {
 		return nil, err
@@ -155,15 +155,4 @@ func (e *Engine) useTemplate(ctx context.Context, name string) (done func(), err
 			delete(e.making, name)
 		}
 	}, nil
-}
-
-// usedImage is an image whose template is kept until it is closed.
-type usedImage struct {
-	image
-	done func()
-}
-
-func (i usedImage) close() {
-	i.image.close()
-	i.done()
 }
