@@ -1,7 +1,9 @@
 package snapshot
 
 import (
+	"math"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,10 +15,33 @@ type Range struct{ Start, End int64 }
 // ranges the rest counts as data.
 const maxDataRanges = 1 << 16
 
-// dataRanges is what Data has found.
-type dataRanges struct {
-	once   sync.Once
-	ranges []Range
+// Inode tells files of this host apart, as long as they exist or are open.
+type Inode struct{ Device, Number uint64 }
+
+// looked is what was found out about a layer's file.
+type looked struct {
+	inodeOnce sync.Once
+	inode     Inode
+	dataOnce  sync.Once
+	data      []Range
+}
+
+// unknown counts layers whose inode cannot be found out.
+var unknown atomic.Uint64
+
+// Inode is the file's. Layers with the same are the same bytes, which the host
+// has in memory once: a store that was asked twice may have opened a file
+// twice. The caller holds a reference.
+func (l *Layer) Inode() Inode {
+	l.looked.inodeOnce.Do(func() {
+		var st unix.Stat_t
+		if err := unix.Fstat(l.FD(), &st); err != nil {
+			l.looked.inode = Inode{math.MaxUint64, unknown.Add(1)} // like no other
+			return
+		}
+		l.looked.inode = Inode{st.Dev, st.Ino}
+	})
+	return l.looked.inode
 }
 
 // Data is where the layer has bytes, in order and apart; what is between is
@@ -24,8 +49,8 @@ type dataRanges struct {
 // only become pages because somebody read them through a mapping it says nothing.
 // The caller holds a reference, and must not change the slice.
 func (l *Layer) Data() []Range {
-	l.data.once.Do(func() { l.data.ranges = l.findData() })
-	return l.data.ranges
+	l.looked.dataOnce.Do(func() { l.looked.data = l.findData() })
+	return l.looked.data
 }
 
 func (l *Layer) findData() (found []Range) {

@@ -40,8 +40,8 @@ func TestLayerData(t *testing.T) {
 	}
 }
 
-// TestLayerDataOfFile: a file whose last block is a hole, one of nothing, and one
-// that cannot be asked.
+// TestLayerDataOfFile: a file that is one hole and that is opened
+// twice, and one that cannot be asked.
 func TestLayerDataOfFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "layer")
 	f, err := os.Create(name)
@@ -59,6 +59,18 @@ func TestLayerDataOfFile(t *testing.T) {
 	if got := layer.Data(); len(got) > 1 { // one where the file system knows no holes
 		t.Errorf("data of an empty file: %v", got)
 	}
+	again, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := NewLayer(again, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer same.Release()
+	if same.Inode() != layer.Inode() {
+		t.Error("a file opened twice is two")
+	}
 	pipe, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -71,5 +83,8 @@ func TestLayerDataOfFile(t *testing.T) {
 	defer odd.Release()
 	if got := odd.Data(); !slices.Equal(got, []Range{{0, 1 << 20}}) {
 		t.Errorf("data of what has no place to seek: %v", got)
+	}
+	if odd.Inode() == layer.Inode() {
+		t.Error("two files are one")
 	}
 }

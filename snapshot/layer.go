@@ -30,7 +30,7 @@ type Layer struct {
 	memory bool // see InMemory
 	refs   atomic.Int64
 	kept   keptForms
-	data   dataRanges
+	looked looked
 }
 
 // NewLayer makes a layer of a file that nobody will change any more, which it

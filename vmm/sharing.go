@@ -16,10 +16,10 @@ import (
 // and is safe for concurrent use.
 //
 // A page is shared as long as the machine has not written it since it was
-// started, or since it was last captured where a capture gives the machine the
-// layer in place of what it wrote (on Linux before 6.7). On others a machine
-// that was captured keeps what it had written, beside the copy that its children
-// share: so these have more in common with each other than with it.
+// started. A machine that was captured keeps what it had written, beside the copy
+// that its children share: so these have more in common with each other than
+// with it. Only where writes cannot be tracked, as on Linux before 6.7, has it
+// that copy from then on.
 //
 // Memory that was never touched, and zeros that take none, are nobody's. Of a
 // machine whose shared pages lie in more than 16384 pieces the longest of these
@@ -133,11 +133,9 @@ func (vm *VM) disksShared(ctx context.Context, s *Sharing) error {
 // tests.
 var maxPieces = 1 << 14
 
-// pieces are what is had of layers, by offset in them. Layers are told apart by
-// their addresses, which no other can get while they are keys here; their
-// files may be closed.
+// pieces are what is had of layers, by offset in them.
 type pieces struct {
-	of map[*snapshot.Layer][]run
+	of map[snapshot.Inode][]run
 	n  int // in all
 }
 
@@ -174,11 +172,12 @@ func (p *pieces) addData(layer *snapshot.Layer, r run) {
 
 func (p *pieces) add(layer *snapshot.Layer, r run) {
 	if p.of == nil {
-		p.of = map[*snapshot.Layer][]run{}
+		p.of = map[snapshot.Inode][]run{}
 	}
-	before := len(p.of[layer])
-	p.of[layer] = appendRun(p.of[layer], r)
-	p.n += len(p.of[layer]) - before
+	file := layer.Inode()
+	before := len(p.of[file])
+	p.of[file] = appendRun(p.of[file], r)
+	p.n += len(p.of[file]) - before
 	if p.n > 2*maxPieces {
 		p.trim()
 	}
@@ -200,7 +199,7 @@ func (p *pieces) trim() {
 	first, _ := slices.BinarySearch(lengths, shortest)
 	drop := len(lengths) - maxPieces - first // of those that are just as long
 	p.n = 0
-	for layer, runs := range p.of {
+	for file, runs := range p.of {
 		runs = slices.DeleteFunc(runs, func(r run) bool {
 			if r.end-r.start == shortest && drop > 0 {
 				drop--
@@ -208,7 +207,7 @@ func (p *pieces) trim() {
 			}
 			return r.end-r.start < shortest
 		})
-		p.of[layer] = runs
+		p.of[file] = runs
 		p.n += len(runs)
 	}
 }
@@ -217,7 +216,7 @@ func (p *pieces) trim() {
 // page that is mapped twice is one.
 func (p *pieces) finish() (bytes int64) {
 	p.trim()
-	for layer, runs := range p.of {
+	for file, runs := range p.of {
 		slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.start, b.start) })
 		joined := runs[:0]
 		for _, r := range runs {
@@ -227,7 +226,7 @@ func (p *pieces) finish() (bytes int64) {
 			}
 			joined = append(joined, r)
 		}
-		p.of[layer] = joined
+		p.of[file] = joined
 		bytes += pagesIn(joined) * pageSize
 	}
 	return bytes
@@ -235,8 +234,8 @@ func (p *pieces) finish() (bytes int64) {
 
 // common is how many bytes are in both. Both are finished.
 func (p *pieces) common(other *pieces) (bytes int64) {
-	for layer, runs := range p.of {
-		bytes += overlap(runs, other.of[layer])
+	for file, runs := range p.of {
+		bytes += overlap(runs, other.of[file])
 	}
 	return bytes
 }
