@@ -164,12 +164,17 @@ type fakeMachine struct {
 	jailed sync.Mutex
 	jail   *jail // if there is one yet; guarded by jailed
 
+	standstill
+
 	once   sync.Once
 	ended  chan struct{}
 	reason error
 }
 
 func (m *fakeMachine) dial(ctx context.Context) (net.Conn, error) {
+	if err := m.awake(ctx, m.life); err != nil {
+		return nil, err
+	}
 	if m.w.jails {
 		return m.dialJail(ctx)
 	}
@@ -230,11 +235,9 @@ func (m *fakeMachine) capture(ctx context.Context) (image, error) {
 	return &fakeImage{m.w, m.value}, ctx.Err()
 }
 
-func (m *fakeMachine) halt(ctx context.Context) error    { return ctx.Err() }
-func (m *fakeMachine) proceed(ctx context.Context) error { return nil }
-func (m *fakeMachine) done() <-chan struct{}             { return m.ended }
-func (m *fakeMachine) why() error                        { return m.reason }
-func (m *fakeMachine) close()                            { m.die(errors.New("closed")) }
+func (m *fakeMachine) done() <-chan struct{} { return m.ended }
+func (m *fakeMachine) why() error            { return m.reason }
+func (m *fakeMachine) close()                { m.die(errors.New("closed")) }
 
 func (m *fakeMachine) look(ctx context.Context) (look, error) { return fakeLook{m.value}, nil }
 

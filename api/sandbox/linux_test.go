@@ -71,13 +71,13 @@ func linuxEngine(t testing.TB, o Options) *Engine {
 
 const workTemplate = "work"
 
-// emptyRoot is an archive of a root file system with next to nothing: commands
-// are the agent's.
-func emptyRoot(t testing.TB) string {
+// emptyRoot is an archive of a root file system with next to nothing, and more
+// directories: commands are the agent's.
+func emptyRoot(t testing.TB, more ...string) string {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, d := range []string{"bin/", "etc/", "tmp/", "root/"} {
+	for _, d := range append([]string{"bin/", "etc/", "tmp/", "root/"}, more...) {
 		if err := w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
 			t.Fatal(err)
 		}

@@ -149,6 +149,16 @@ var forks = []Promise{
 		if stats.MemoryPrivateBytes > 24<<20 || stats.MemorySharedBytes < 32<<20 {
 			c.Errorf("a fresh fork: %+v", stats)
 		}
+		pair := c.forks(s, 2)
+		fresh := c.inCommon(pair[0], pair[1])
+		if fresh.MemoryBytes < 32<<20 || fresh.DiskBytes == 0 {
+			c.Errorf("two fresh forks: %+v", fresh)
+		}
+		c.sh(pair[0], "f=/dev/shm/x; test -e $f || f=/tmp/x; dd if=/dev/urandom of=$f bs=1048576 count=24 conv=notrunc 2>/dev/null")
+		after := c.inCommon(pair[0], pair[1])
+		if fell := fresh.MemoryBytes - after.MemoryBytes; fell < 20<<20 || fell > 40<<20 {
+			c.Errorf("one wrote over 24 MiB, and they have %d bytes less in common: %+v, then %+v", fell, fresh, after)
+		}
 	}},
 	{"U18", "BlocksShared", "Disk blocks are shared until written: a fresh fork has next to nothing on disk.", func(c *C) {
 		s := c.create()

@@ -190,6 +190,25 @@ func (c *C) run(s *api.Sandbox, script string) *api.ExecResult {
 	return r
 }
 
+// inCommon is what two sandboxes that run have in common.
+func (c *C) inCommon(a, b *api.Sandbox) api.SharingPair {
+	c.Helper()
+	s, err := c.Sharing(c.ctx(), api.SharingQuery{SandboxIDs: []string{a.ID, b.ID}})
+	if err != nil {
+		c.Fatalf("sharing: %v", err)
+	}
+	if len(s.Sandboxes) != 2 || len(s.Pairs) != 1 {
+		c.Fatalf("sharing: %+v", s)
+	}
+	for _, one := range s.Sandboxes {
+		if p := s.Pairs[0]; p.MemoryBytes > one.MemorySharedBytes || p.DiskBytes > one.DiskSharedBytes ||
+			one.MemoryPrivateBytes+one.MemorySharedBytes > one.MemoryBytes {
+			c.Errorf("sharing: more is shared than there is: %+v", s)
+		}
+	}
+	return s.Pairs[0]
+}
+
 // start starts a script in the background.
 func (c *C) start(s *api.Sandbox, script string) *api.Process {
 	c.Helper()

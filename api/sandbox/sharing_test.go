@@ -1,0 +1,197 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/api"
+)
+
+// standstill is of a machine that can be halted: then it answers nobody.
+type standstill struct {
+	mu    sync.Mutex
+	still chan struct{} // guarded by mu: closed when it goes on; nil unless it is halted
+	asked chan struct{} // if not nil, who dials while it is halted tells
+}
+
+func (s *standstill) halt(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.still == nil && ctx.Err() == nil {
+		s.still = make(chan struct{})
+	}
+	return ctx.Err()
+}
+
+func (s *standstill) proceed(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.still != nil {
+		close(s.still)
+		s.still = nil
+	}
+	return nil
+}
+
+// awake waits as long as it is halted, and the machine lives.
+func (s *standstill) awake(ctx, life context.Context) error {
+	s.mu.Lock()
+	still, asked := s.still, s.asked
+	s.mu.Unlock()
+	if still == nil {
+		return nil
+	}
+	if asked != nil {
+		select {
+		case asked <- struct{}{}:
+		case <-ctx.Done():
+		}
+	}
+	select {
+	case <-still:
+		return nil
+	case <-life.Done():
+		return net.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// fake is the machine of a sandbox.
+func (r *rig) fake(id string) *fakeMachine {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.boxes[id].m.(*fakeMachine)
+}
+
+// TestStatsAtOnce: what a sandbox takes is told while it is being paused and when
+// it is, and by who began to ask before.
+func TestStatsAtOnce(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := r.create(t, api.Settings{})
+	m := r.fake(b.ID)
+
+	m.asked = make(chan struct{})
+	if err := m.halt(ctx); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		s   *api.Stats
+		err error
+	}
+	before := make(chan answer, 1)
+	go func() {
+		s, err := r.Stats(ctx, b.ID)
+		before <- answer{s, err}
+	}()
+	<-m.asked // of a guest that does not answer
+
+	r.w.saving = make(chan struct{})
+	paused := make(chan error, 1)
+	go func() {
+		_, err := r.Pause(ctx, b.ID)
+		paused <- err
+	}()
+	<-r.w.saving
+	want := api.Stats{SandboxID: b.ID, State: api.Pausing, MemoryPrivateBytes: 1, MemorySharedBytes: 2, DiskPrivateBytes: 3, DiskSharedBytes: 4}
+	if s := must[*api.Stats](t)(r.Stats(ctx, b.ID)); *s != want {
+		t.Errorf("while it is being paused: %+v", s)
+	}
+	if a := <-before; a.err != nil || *a.s != want {
+		t.Errorf("of who asked before: %+v, %v", a.s, a.err)
+	}
+	r.w.goOn <- struct{}{}
+	if err := <-paused; err != nil {
+		t.Fatal(err)
+	}
+	if s := must[*api.Stats](t)(r.Stats(ctx, b.ID)); *s != (api.Stats{SandboxID: b.ID, State: api.Paused, StoredBytes: 4096}) {
+		t.Errorf("paused: %+v", s)
+	}
+}
+
+// TestSharing compares sandboxes that have something in common, and others.
+func TestSharing(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx := t.Context()
+	var ids []string
+	for range 5 {
+		ids = append(ids, r.create(t, api.Settings{}).ID)
+	}
+	stranger := r.Engine.Team("two")
+	other := must[*api.Sandbox](t)(stranger.Create(ctx, api.CreateRequest{Template: "base"}))
+	for _, id := range ids[3:] {
+		r.fake(id).value = 1
+	}
+	must[*api.Sandbox](t)(r.Pause(ctx, ids[2]))
+
+	pair := func(newer, older string) api.SharingPair {
+		return api.SharingPair{SandboxIDs: [2]string{newer, older}, MemoryBytes: 2, DiskBytes: 4}
+	}
+	check := func(q api.SharingQuery, boxes []string, pairs ...api.SharingPair) {
+		t.Helper()
+		s := must[*api.Sharing](t)(r.Sharing(ctx, q))
+		var got []string
+		for _, b := range s.Sandboxes {
+			got = append(got, b.SandboxID)
+			if b.MemoryBytes != 64<<20 || b.MemoryPrivateBytes != 1 || b.MemorySharedBytes != 2 || b.DiskPrivateBytes != 3 || b.DiskSharedBytes != 4 {
+				t.Errorf("%+v", b)
+			}
+		}
+		if !slices.Equal(got, boxes) || !slices.Equal(s.Pairs, pairs) || s.Pairs == nil || s.Sandboxes == nil || s.LeftOut != 0 {
+			t.Errorf("%v and %v (%d left out); want %v and %v", got, s.Pairs, s.LeftOut, boxes, pairs)
+		}
+	}
+	check(api.SharingQuery{}, []string{ids[4], ids[3], ids[1], ids[0]}, pair(ids[4], ids[3]), pair(ids[1], ids[0]))
+	check(api.SharingQuery{SandboxIDs: []string{ids[0], ids[2], ids[4], ids[1], ids[0]}}, []string{ids[4], ids[1], ids[0]}, pair(ids[1], ids[0]))
+	check(api.SharingQuery{SandboxIDs: ids[2:3]}, nil)
+
+	_, err := r.Sharing(ctx, api.SharingQuery{SandboxIDs: []string{ids[0], other.ID}})
+	wantCode(t, err, api.NotFound, other.ID)
+	_, err = r.Sharing(ctx, api.SharingQuery{SandboxIDs: []string{"x"}})
+	wantCode(t, err, api.NotFound, "x")
+	_, err = r.Sharing(ctx, api.SharingQuery{SandboxIDs: make([]string, api.MaxSharing+1)})
+	wantCode(t, err, api.BadRequest, "sandbox_id")
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := r.Sharing(ctx, api.SharingQuery{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("when nobody waits for it: %v", err)
+	}
+}
+
+// TestSharingOfMany: the newest are compared, and it is said how many are not.
+func TestSharingOfMany(t *testing.T) {
+	r := newRig(t, Limits{Memory: 1 << 40})
+	first := r.create(t, api.Settings{})
+	for range 2 {
+		f := must[*api.ForkResult](t)(r.Fork(t.Context(), first.ID, api.ForkRequest{Count: 60}))
+		for _, c := range f.Children {
+			if c.Error != nil {
+				t.Fatal(c.Error)
+			}
+		}
+	}
+	s := must[*api.Sharing](t)(r.Sharing(t.Context(), api.SharingQuery{}))
+	if len(s.Sandboxes) != 100 || len(s.Pairs) != 4950 || s.LeftOut != 21 {
+		t.Errorf("%d sandboxes, %d pairs, %d left out", len(s.Sandboxes), len(s.Pairs), s.LeftOut)
+	}
+	ordered := slices.IsSortedFunc(s.Sandboxes, func(a, b api.SandboxSharing) int {
+		if a.SandboxID > b.SandboxID {
+			return -1
+		}
+		return 1
+	})
+	if !ordered || s.Sandboxes[99].SandboxID == first.ID {
+		t.Error("they are not the newest, newest first")
+	}
+	asked := must[*api.Sharing](t)(r.Sharing(t.Context(), api.SharingQuery{SandboxIDs: []string{first.ID, s.Sandboxes[0].SandboxID}}))
+	if len(asked.Sandboxes) != 2 || len(asked.Pairs) != 1 || asked.LeftOut != 0 {
+		t.Errorf("of two of them: %+v", asked)
+	}
+}
