@@ -127,6 +127,19 @@ func (s *fakeService) Stats(_ context.Context, id string) (*api.Stats, error) {
 	return &api.Stats{SandboxID: id, State: api.Running, MemoryPrivateBytes: 3 << 20}, nil
 }
 
+// Sharing: the second has something in common with each of the others, and these
+// have not.
+func (s *fakeService) Sharing(context.Context, api.SharingQuery) (*api.Sharing, error) {
+	out := &api.Sharing{Pairs: []api.SharingPair{
+		{SandboxIDs: [2]string{s.boxes[1].ID, s.boxes[0].ID}, MemoryBytes: 7 << 20, DiskBytes: 1 << 20},
+		{SandboxIDs: [2]string{s.boxes[2].ID, s.boxes[1].ID}, MemoryBytes: 5 << 20},
+	}}
+	for _, b := range s.boxes {
+		out.Sandboxes = append(out.Sandboxes, api.SandboxSharing{SandboxID: b.ID})
+	}
+	return out, nil
+}
+
 func (s *fakeService) CreateSnapshot(context.Context, string, api.SnapshotRequest) (*api.Snapshot, error) {
 	return &s.snaps[0], nil
 }
