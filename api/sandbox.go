@@ -30,11 +30,12 @@ const (
 	MaxForks       = 100        // children of one call
 	MaxTimeout     = 30 * 86400 // seconds
 	MaxAutoDelete  = 30 * 86400 // seconds
-	MaxName        = 200        // bytes of a name
+	MaxName        = 200        // characters of a name
 	MaxMetadata    = 64         // entries
+	MaxMetaBytes   = 64 << 10   // of all keys and values of metadata
 	MaxEnvVars     = 256        // entries
 	MaxEnvBytes    = 256 << 10  // of all variables of a sandbox
-	MaxMapEntry    = 64 << 10   // bytes of a key and its value
+	MaxMapEntry    = 64 << 10   // bytes of a variable's name and value
 	MaxPage        = 100        // entries of a page of a list
 	MaxOutput      = 16 << 20   // bytes of each stream of a blocking exec, at most
 	DefaultOutput  = 1 << 20    // the same, unless it is asked for more or less

@@ -93,8 +93,8 @@ func (t *Team) sourceSnapshot(ctx context.Context, s *snap) (image, origin, erro
 // add makes the records of n sandboxes, all or none, whose turns the caller has
 // and gives back through launch.
 func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
-	at, env := now(), layered(from.env, s.EnvVars)
-	if err := checkEnv(env); err != nil {
+	at, env, metadata := now(), layered(from.env, s.EnvVars), layered(from.metadata, s.Metadata)
+	if err := cmp.Or(checkEnv(env), checkMetadata(metadata)); err != nil {
 		return nil, err
 	}
 	boxes := make([]*box, n)
@@ -105,7 +105,7 @@ func (t *Team) add(from origin, s api.Settings, n int) ([]*box, error) {
 			VCPUs: from.shape.VCPUs, MemoryBytes: from.shape.Memory, DiskBytes: from.shape.Disk, CreatedAt: at,
 			TimeoutSeconds: s.TimeoutSeconds.Or(from.timeout), OnTimeout: cmp.Or(s.OnTimeout, from.onTimeout),
 			AutoDeleteSeconds: s.AutoDeleteSeconds.Or(from.autoDelete),
-			Metadata:          layered(from.metadata, s.Metadata), EnvVars: layered(env, nil),
+			Metadata:          layered(metadata, nil), EnvVars: layered(env, nil),
 			AccessToken: api.NewToken(),
 		}})
 		<-boxes[k].turn

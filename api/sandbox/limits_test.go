@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -129,4 +130,47 @@ func TestEnvironmentIsBounded(t *testing.T) {
 	}
 	_, err := r.Fork(t.Context(), b.ID, api.ForkRequest{Settings: big("E")})
 	wantCode(t, err, api.BadRequest, "env_vars")
+}
+
+// TestMetadataIsBounded: as given, and as a child has it from its parent and the
+// request.
+func TestMetadataIsBounded(t *testing.T) {
+	r := newRig(t, Limits{})
+	half := func(key string) map[string]string {
+		return map[string]string{key: strings.Repeat("x", api.MaxMetaBytes/2)}
+	}
+	many := func(key string) map[string]string {
+		m := make(map[string]string)
+		for i := range api.MaxMetadata/2 + 1 {
+			m[fmt.Sprint(key, i)] = ""
+		}
+		return m
+	}
+	exact := map[string]string{"k": strings.Repeat("x", api.MaxMetaBytes-1)}
+	r.create(t, api.Settings{Metadata: exact})
+	exact["k"] += "x"
+	_, err := r.Create(t.Context(), api.CreateRequest{Settings: api.Settings{Metadata: exact}})
+	wantCode(t, err, api.BadRequest, "metadata")
+	for _, m := range []func(string) map[string]string{half, many} {
+		b := r.create(t, api.Settings{Metadata: m("a")})
+		_, err := r.Fork(t.Context(), b.ID, api.ForkRequest{Settings: api.Settings{Metadata: m("b")}})
+		wantCode(t, err, api.BadRequest, "metadata")
+		patched := must[*api.Sandbox](t)(r.Update(t.Context(), b.ID, api.Patch{Metadata: m("b")}))
+		if len(patched.Metadata) != len(m("b")) {
+			t.Errorf("replaced: %d entries", len(patched.Metadata))
+		}
+		_, err = r.Update(t.Context(), b.ID, api.Patch{Metadata: exact})
+		wantCode(t, err, api.BadRequest, "metadata")
+		_, err = r.CreateSnapshot(t.Context(), b.ID, api.SnapshotRequest{Metadata: exact})
+		wantCode(t, err, api.BadRequest, "metadata")
+	}
+}
+
+// TestNamesAreCounted in characters, as the description has it.
+func TestNamesAreCounted(t *testing.T) {
+	r := newRig(t, Limits{})
+	b := r.create(t, api.Settings{Name: strings.Repeat("ü", api.MaxName)})
+	if _, err := r.Fork(t.Context(), b.ID, api.ForkRequest{Settings: api.Settings{Name: strings.Repeat("ü", api.MaxName+1)}}); !errors.Is(err, api.BadRequest) {
+		t.Errorf("a longer one: %v", err)
+	}
 }

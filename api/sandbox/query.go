@@ -39,7 +39,7 @@ func (t *Team) List(ctx context.Context, q api.SandboxQuery) (*api.SandboxPage, 
 	slices.SortFunc(list, func(a, b api.Sandbox) int { return cmp.Compare(b.ID, a.ID) })
 	page := &api.SandboxPage{Sandboxes: list}
 	if len(list) > limit {
-		page.Sandboxes, page.NextCursor = list[:limit], cursorAfter(list[limit-1].ID)
+		page.Sandboxes, page.NextCursor = list[:limit], list[limit-1].ID
 	}
 	return page, nil
 }

@@ -213,7 +213,7 @@ func (t *Team) Snapshots(ctx context.Context, q api.SnapshotQuery) (*api.Snapsho
 	slices.SortFunc(list, func(a, b api.Snapshot) int { return cmp.Compare(b.ID, a.ID) })
 	page := &api.SnapshotPage{Snapshots: list}
 	if len(list) > limit {
-		page.Snapshots, page.NextCursor = list[:limit], cursorAfter(list[limit-1].ID)
+		page.Snapshots, page.NextCursor = list[:limit], list[limit-1].ID
 	}
 	return page, nil
 }

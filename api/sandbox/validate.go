@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"encoding/base64"
 	"regexp"
 	"slices"
 	"strings"
@@ -115,8 +114,8 @@ func checkPatch(p *api.Patch) error {
 
 func checkName(field, name string) error {
 	switch {
-	case len(name) > api.MaxName:
-		return bad(field, "%d bytes are more than %d", len(name), api.MaxName)
+	case utf8.RuneCountInString(name) > api.MaxName:
+		return bad(field, "%d characters are more than %d", utf8.RuneCountInString(name), api.MaxName)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return bad(field, "%.80q has characters that cannot be printed", name)
 	}
@@ -127,14 +126,16 @@ func checkMetadata(m map[string]string) error {
 	if len(m) > api.MaxMetadata {
 		return bad("metadata", "%d entries are more than %d", len(m), api.MaxMetadata)
 	}
+	all := 0
 	for k, v := range m {
+		all += len(k) + len(v)
 		switch {
 		case k == "":
 			return bad("metadata", "a key is empty")
-		case len(k)+len(v) > api.MaxMapEntry:
-			return bad("metadata", "the entry %.40q has more than %d bytes", k, api.MaxMapEntry)
 		case !utf8.ValidString(k) || !utf8.ValidString(v):
 			return bad("metadata", "the entry %.40q is not UTF-8", k)
+		case all > api.MaxMetaBytes:
+			return bad("metadata", "all entries together have more than %d bytes", api.MaxMetaBytes)
 		}
 	}
 	return nil
@@ -185,7 +186,8 @@ func checkWait(r *api.WaitRequest) error {
 }
 
 // checkPage returns the id that all of the page come after, in order, and how
-// many they may be.
+// many they may be. The cursor is the last id of the page before, which need not
+// be there any more.
 func checkPage(p api.Page, prefix string) (before string, limit int, err error) {
 	if p.Limit < 0 || p.Limit > api.MaxPage {
 		return "", 0, bad("limit", "%d is not between 1 and %d", p.Limit, api.MaxPage)
@@ -196,11 +198,8 @@ func checkPage(p api.Page, prefix string) (before string, limit int, err error) 
 	if p.Cursor == "" {
 		return "", p.Limit, nil
 	}
-	id, err := base64.RawURLEncoding.DecodeString(p.Cursor)
-	if err != nil || api.CheckID(prefix, string(id)) != nil {
+	if api.CheckID(prefix, p.Cursor) != nil {
 		return "", 0, bad("cursor", "%.80q is none of ours", p.Cursor)
 	}
-	return string(id), p.Limit, nil
+	return p.Cursor, p.Limit, nil
 }
-
-func cursorAfter(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }

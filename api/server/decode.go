@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -129,6 +130,7 @@ func (d decoder) leaf(v reflect.Value, path string) error {
 	if err := d.Decode(&raw); err != nil {
 		return badField(path, err.Error())
 	}
+	raw = whole(raw)
 	_, optional := v.Interface().(interface{ Given() bool })
 	if !optional && string(raw) == "null" {
 		return badField(path, "must not be null")
@@ -142,6 +144,17 @@ func (d decoder) leaf(v reflect.Value, path string) error {
 		return badField(path, err.Error())
 	}
 	return nil
+}
+
+var zeroFraction = regexp.MustCompile(`^(-?[0-9]+)\.0+$`)
+
+// whole is a number without a fraction that is zero: 60.0 is an integer of JSON
+// Schema, and what programs write that have no others.
+func whole(raw json.RawMessage) json.RawMessage {
+	if m := zeroFraction.FindSubmatch(raw); m != nil {
+		return m[1]
+	}
+	return raw
 }
 
 func badField(path, what string) error {

@@ -131,20 +131,31 @@ func (c *call) watchEvents() error {
 			return api.Errorf(api.BadRequest, "query: sandbox_id: %w", err)
 		}
 	}
-	var err error
-	if q.After, err = c.number("after", 0, 10, 64); err != nil {
+	last, err := c.lastEvent()
+	if err != nil {
 		return err
 	}
-	if last := c.r.Header.Get(wire.LastEventID); last != "" && q.After == 0 {
-		if q.After, err = strconv.ParseUint(last, 10, 64); err != nil {
-			return api.Errorf(api.BadRequest, "%s: %.40q is no number in range", wire.LastEventID, last)
-		}
+	if q.After, err = c.number("after", last, 10, 63); err != nil {
+		return err
 	}
 	s := c.stream()
 	err = c.svc.Events(c.ctx(), q, func() { s.send(wire.Ready, "", struct{}{}) }, func(e api.Event) error {
 		return s.send(string(e.Type), strconv.FormatUint(e.Seq, 10), e)
 	})
 	return s.end(c, wire.Ended, struct{}{}, err)
+}
+
+// lastEvent is the seq in the header of who connects again, or 0.
+func (c *call) lastEvent() (uint64, error) {
+	values := c.r.Header.Values(wire.LastEventID)
+	if len(values) == 0 {
+		return 0, nil
+	}
+	seq, err := strconv.ParseUint(values[0], 10, 63)
+	if err != nil {
+		return 0, api.Errorf(api.BadRequest, "%s: %.40q is no number in range", wire.LastEventID, values[0])
+	}
+	return seq, nil
 }
 
 // watchFile streams what happens to a file.
