@@ -30,6 +30,9 @@ func TestKeys(t *testing.T) {
 		if team, ok := k.Team(key); team != want || ok != (want != "") {
 			t.Errorf("%q: team %q, %v", key, team, ok)
 		}
+		if k.Admin(key) != (want == "red") {
+			t.Errorf("%q: an administrator's: %v", key, k.Admin(key))
+		}
 	}
 	if teams := k.Teams(); len(teams) != 2 || teams[0] != "red" {
 		t.Errorf("teams %q", teams)
@@ -39,7 +42,7 @@ func TestKeys(t *testing.T) {
 func TestKeyFilesThatAreNone(t *testing.T) {
 	hash := HashKey("k")
 	for _, file := range []string{
-		"team", "team name", "team name sha256:", "team name " + hash + " x", "team name " + strings.ToUpper(hash),
+		"team", "team name", "team name sha256:", "team name " + hash + " x", "team name " + hash + " Admin", "team name " + hash + " admin admin", "admin team name " + hash, "team name " + strings.ToUpper(hash),
 		"team name " + hash[:len(hash)-1] + "g", "Team name " + hash, "te/am name " + hash, "team n\x00 " + hash,
 		"a n " + hash + "\nb n " + hash, "a n " + hash + "\na n " + HashKey("l"), "a n fk_secret",
 		strings.Repeat("#\n", MaxKeyFile),
@@ -55,6 +58,7 @@ func TestKeyFilesThatAreNone(t *testing.T) {
 
 func FuzzKeys(f *testing.F) {
 	f.Add([]byte("team name "+HashKey("k")+"\n# x\n"), "k")
+	f.Add([]byte("team name "+HashKey("k")+" admin"), "k")
 	f.Add([]byte("a n sha256:zz"), "")
 	f.Fuzz(func(t *testing.T, file []byte, key string) {
 		k, err := ParseKeys(file)
@@ -63,6 +67,9 @@ func FuzzKeys(f *testing.F) {
 		}
 		if team, ok := k.Team(key); ok && !strings.Contains(string(file), HashKey(key)) {
 			t.Errorf("key %q is of team %q", key, team)
+		}
+		if k.Admin(key) && !strings.Contains(string(file), HashKey(key)) {
+			t.Errorf("key %q is an administrator's", key)
 		}
 	})
 }

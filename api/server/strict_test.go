@@ -167,6 +167,9 @@ func TestSocketsNeedNoKey(t *testing.T) {
 	if _, err := c.List(t.Context(), api.SandboxQuery{}); err != nil || team != "local" {
 		t.Errorf("team %q, %v", team, err)
 	}
+	if err := c.DeleteTemplate(t.Context(), "web"); err != nil {
+		t.Errorf("who can open the socket is an administrator: %v", err)
+	}
 	wrong, _ := client.New(path, client.Options{Key: "wrong"})
 	defer wrong.CloseIdle()
 	if _, err := wrong.List(t.Context(), api.SandboxQuery{}); !errors.Is(err, api.Unauthorized) {

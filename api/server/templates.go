@@ -40,22 +40,17 @@ func (c *call) templateLog() error {
 // context to its end before the first event: nothing is read from a client that
 // is being answered. If the client goes, the build is given up.
 func (c *call) buildTemplate() error {
-	body := &upload{Reader: c.r.Body}
-	c.r.Body = io.NopCloser(body)
-	r, archive, err := c.readBuild(body)
+	r, archive, err := c.readBuild()
 	if err != nil {
 		return err
 	}
 	s := c.stream()
 	t, err := c.svc.BuildTemplate(c.ctx(), r, archive, output{s, wire.Log})
-	if err != nil {
-		err = body.blame(err)
-	}
 	return s.end(c, wire.Built, t, err)
 }
 
 // readBuild reads a body up to the context, which is nil if there is none.
-func (c *call) readBuild(body io.Reader) (r api.BuildRequest, archive io.Reader, err error) {
+func (c *call) readBuild() (r api.BuildRequest, archive io.Reader, err error) {
 	rc := http.NewResponseController(c.w)
 	rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // unless the writer knows no such thing
 	parts, err := c.r.MultipartReader()
@@ -69,7 +64,7 @@ func (c *call) readBuild(body io.Reader) (r api.BuildRequest, archive io.Reader,
 	if err != nil {
 		return r, nil, err
 	}
-	last := lastPart{part, parts, body}
+	last := lastPart{part, parts, c.r.Body}
 	if part == nil {
 		err = last.end()
 	} else {
@@ -89,10 +84,14 @@ type lastPart struct {
 
 func (p lastPart) Read(b []byte) (int, error) {
 	n, err := p.Reader.Read(b)
-	if errors.Is(err, io.EOF) {
+	if err == io.EOF {
 		if failure := p.end(); failure != nil {
-			err = failure
+			return n, failure
 		}
+		return n, io.EOF
+	}
+	if err != nil {
+		err = api.Errorf(api.BadRequest, "body: %w", err)
 	}
 	return n, err
 }
