@@ -10,7 +10,7 @@
 // Requests that may be repeated are, if the connection failed before there was an
 // answer: those that change nothing, or come to the same when they are carried
 // out twice. Creating, forking and snapshotting have a key by which the server
-// knows a repetition. Commands and uploads are never repeated.
+// knows a repetition. Commands, builds and uploads are never repeated.
 //
 // Files, archives, output and events are streamed, and nothing is kept of them. A
 // stream that is cut is an error, [ErrCut]; the command goes on.

@@ -151,15 +151,11 @@ func (c contextReader) Read(p []byte) (int, error) {
 // buildError is the error of a build. That a step of the file does not go well is
 // the file's fault.
 func buildError(err error) error {
-	_, known := errors.AsType[*api.Error](err)
-	if known || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
+	step, ok := errors.AsType[*template.StepError](err)
+	if !ok || passed(err) {
+		return templateError(err)
 	}
 	code := codeOf(err)
-	step, ofStep := errors.AsType[*template.StepError](err)
-	if !ofStep {
-		return api.Errorf(code, "%w", err)
-	}
 	_, ended := errors.AsType[*client.ExitError](err)
 	_, refused := errors.AsType[*client.StartError](err)
 	if code == api.InternalError && (ended || refused || errors.Is(err, template.ErrNotReady)) {

@@ -19,10 +19,25 @@ func outer(err error, doing string, args ...any) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := errors.AsType[*api.Error](err); ok || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if passed(err) {
 		return err
 	}
 	return api.Errorf(codeOf(err), "%s: %w", fmt.Sprintf(doing, args...), err)
+}
+
+// passed tells whether an error is passed on as it is.
+func passed(err error) bool {
+	_, ok := errors.AsType[*api.Error](err)
+	return ok || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// templateError is outer for errors of package template, which say what was being
+// done.
+func templateError(err error) error {
+	if err == nil || passed(err) {
+		return err
+	}
+	return api.Errorf(codeOf(err), "%w", err)
 }
 
 func codeOf(err error) api.Code {

@@ -15,7 +15,7 @@ import (
 func (t *Team) Templates(ctx context.Context) (*api.TemplateList, error) {
 	list, err := t.machines.Templates(ctx)
 	if err != nil {
-		return nil, outer(err, "templates")
+		return nil, templateError(err)
 	}
 	return list, nil
 }
@@ -24,7 +24,7 @@ func (t *Team) Templates(ctx context.Context) (*api.TemplateList, error) {
 func (t *Team) Template(ctx context.Context, name string) (*api.Template, error) {
 	found, err := t.machines.Template(ctx, name)
 	if err != nil {
-		return nil, outer(err, "template %.80q", name)
+		return nil, templateError(err)
 	}
 	return found, nil
 }
@@ -33,7 +33,7 @@ func (t *Team) Template(ctx context.Context, name string) (*api.Template, error)
 func (t *Team) TemplateLog(ctx context.Context, name string) (io.ReadCloser, error) {
 	log, err := t.machines.OpenLog(name)
 	if err != nil {
-		return nil, outer(err, "log of template %.80q", name)
+		return nil, templateError(err)
 	}
 	return log, nil
 }
@@ -42,7 +42,7 @@ func (t *Team) TemplateLog(ctx context.Context, name string) (io.ReadCloser, err
 // count.
 func (t *Team) DeleteTemplate(ctx context.Context, name string) error {
 	if err := template.CheckName(name); err != nil {
-		return outer(err, "template")
+		return templateError(err)
 	}
 	done, err := t.beginRemoval(ctx, name)
 	if err != nil {
@@ -53,7 +53,7 @@ func (t *Team) DeleteTemplate(ctx context.Context, name string) error {
 	if errors.Is(err, template.ErrNotFound) {
 		return nil
 	}
-	return outer(err, "delete template %s", name)
+	return templateError(err)
 }
 
 // beginRemoval keeps others from making sandboxes of a template until done is

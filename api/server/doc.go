@@ -6,14 +6,17 @@
 // Requests for an account carry its key, as Authorization: Bearer KEY or
 // X-API-Key: KEY, unless they come over a Unix socket whose access is enough
 // ([Config.SocketTeam]). Those for the commands and files of a sandbox carry the
-// token of the sandbox, as X-Access-Token, and nothing else opens them.
+// token of the sandbox, as X-Access-Token, and nothing else opens them. Templates
+// are built and deleted with the key of an administrator ([Config.Admin]), or over
+// such a socket.
 //
 // # Streams
 //
 // What is streamed goes through as fast as the slower end takes it, and is kept
 // nowhere: files, archives, output and events. A download that fails after it
 // began ends with the connection, so that it is never taken for whole. A
-// stream of a command has ended only after its last event, exit or error. All
+// stream of a command has ended only after its last event, exit or error, and that
+// of a build after template or error. All
 // end with the base context of the [http.Server]. It must have no ReadTimeout
 // or WriteTimeout; ReadHeaderTimeout and IdleTimeout are fine.
 //

@@ -269,11 +269,17 @@ func (b *builder) prepareFrom(ctx context.Context, from string) (key, error) {
 	if p != nil {
 		return parentKey(p.Snapshot), b.inherit(p)
 	}
+	in := place{b.spec.Context, b.spec.Confined}
+	if isPath(from) {
+		if _, err := in.path(from); err != nil { // before anything else is done for it
+			return "", fmt.Errorf("FROM %s: %w", from, err)
+		}
+	}
 	b.setting, err = b.store.machines.prepare(ctx, b.spec.Machine.withDefaults(b.store.opts.Machine))
 	if err != nil {
 		return "", err
 	}
-	b.base, err = b.store.bases.find(ctx, from, place{b.spec.Context, b.spec.Confined}, b.o.Pull, b.log)
+	b.base, err = b.store.bases.find(ctx, from, in, b.o.Pull, b.log)
 	if err != nil {
 		return "", err
 	}

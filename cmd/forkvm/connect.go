@@ -40,25 +40,34 @@ sandbox has the same.
 
 // onServer makes do what cmd does, with the server that --server names.
 func onServer(cmd *cobra.Command, do func(cmd *cobra.Command, s api.Service, args []string) error) *cobra.Command {
-	address := cmd.Flags().String("server", os.Getenv(serverVariable),
-		"`address` of the server: http://, https:// or unix:/// ($"+serverVariable+"; default the user's own)")
+	address := addServerFlag(cmd)
 	if cmd.Long == "" {
 		cmd.Long = cmd.Short + "."
 	}
 	cmd.Long += "\n\n" + serverHelp
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		ctx := cmd.Context()
-		s, err := connect(ctx, *address, true)
-		if err == nil {
-			defer s.CloseIdle()
-			err = do(cmd, s, args)
-		}
-		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx) // which signal it was
-		}
-		return serviceError(err)
+		return withServer(cmd.Context(), *address, func(s api.Service) error { return do(cmd, s, args) })
 	}
 	return cmd
+}
+
+// addServerFlag adds the flag that names the server.
+func addServerFlag(cmd *cobra.Command) *string {
+	return cmd.Flags().String("server", os.Getenv(serverVariable),
+		"`address` of the server: http://, https:// or unix:/// ($"+serverVariable+"; default the user's own)")
+}
+
+// withServer calls do with the server at the address.
+func withServer(ctx context.Context, address string, do func(s api.Service) error) error {
+	s, err := connect(ctx, address, true)
+	if err == nil {
+		defer s.CloseIdle()
+		err = do(s)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // which signal it was
+	}
+	return serviceError(err)
 }
 
 // serviceError is err with the exit code that it stands for.

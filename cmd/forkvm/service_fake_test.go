@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"context"
 	"fmt"
 	"io"
@@ -17,8 +18,9 @@ import (
 
 // What the server of a fakeService takes.
 const (
-	fakeKey   = "fk_of_a_test"
-	fakeToken = "tok_of_a_test"
+	fakeKey     = "fk_of_a_test"
+	fakeUserKey = "fk_of_no_administrator"
+	fakeToken   = "tok_of_a_test"
 )
 
 var fakeTime = time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)
@@ -65,7 +67,8 @@ func (s *fakeService) handler() http.Handler {
 			}
 			return s, nil
 		},
-		Authenticate: func(key string) (string, bool) { return "team", key == fakeKey },
+		Authenticate: func(key string) (string, bool) { return "team", key == fakeKey || key == fakeUserKey },
+		Admin:        func(key string) bool { return key == fakeKey },
 	})
 }
 
@@ -169,7 +172,57 @@ func (s *fakeService) Events(_ context.Context, q api.EventQuery, ready func(), 
 }
 
 func (s *fakeService) Templates(context.Context) (*api.TemplateList, error) {
-	return &api.TemplateList{Templates: []api.Template{{Name: "base", BuiltIn: true}}}, nil
+	return &api.TemplateList{Templates: []api.Template{{Name: "base", BuiltIn: true}, *fakeTemplate("web")}}, nil
+}
+
+func fakeTemplate(name string) *api.Template {
+	return &api.Template{
+		Name: name, Ready: true, CreatedAt: fakeTime, From: "base", VCPUs: 1, MemoryBytes: 1 << 28, Kernel: "6.18.5", Cmd: []string{"serve"},
+		File: "FROM base\nRUN\tx \x1b[2J\n",
+	}
+}
+
+func (s *fakeService) Template(_ context.Context, name string) (*api.Template, error) {
+	if name == "none" {
+		return nil, api.Errorf(api.NotFound, "no such template: %s", name)
+	}
+	return fakeTemplate(name), nil
+}
+
+func (s *fakeService) TemplateLog(_ context.Context, name string) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("log of " + name + "\n")), nil
+}
+
+// DeleteTemplate: one is in use.
+func (s *fakeService) DeleteTemplate(_ context.Context, name string) error {
+	if name == "used" {
+		return api.Errorf(api.Conflict, "template used is what 2 sandboxes of this server go back to")
+	}
+	return nil
+}
+
+// BuildTemplate logs what it is asked for, and what is in the context.
+func (s *fakeService) BuildTemplate(_ context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (*api.Template, error) {
+	names := []string{}
+	for t := tar.NewReader(archive); archive != nil; {
+		h, err := t.Next()
+		if err == io.EOF {
+			io.Copy(io.Discard, archive)
+			break
+		}
+		if err != nil {
+			return nil, api.Errorf(api.BadRequest, "context: %w", err)
+		}
+		names = append(names, h.Name)
+	}
+	fmt.Fprintf(log, "build %s args=%v vcpus=%d memory=%d disk=%d %v %v context=%q\n%s", r.Name, r.Args, r.VCPUs, r.MemoryBytes, r.DiskBytes,
+		r.NoCache, r.Pull, names, r.File)
+	if r.Name == "broken" {
+		err := api.Errorf(api.BadRequest, "template: step 2 of 3, line 2: RUN x: exit code 4")
+		err.Details = map[string]any{"step": 2}
+		return nil, err
+	}
+	return fakeTemplate(r.Name), nil
 }
 
 // Run does what the words of a command say.

@@ -59,7 +59,7 @@ func runPythonDemo(ctx context.Context, dir string, m template.Machine, forks in
 		return nil, err
 	}
 	defer store.Close()
-	image, info, err := store.ImageOrBuild(ctx, pythondemo.Template, buildOptions(os.Stderr, false, false))
+	image, info, err := store.ImageOrBuild(ctx, pythondemo.Template, buildOptions(false, false))
 	if err != nil {
 		return nil, err
 	}

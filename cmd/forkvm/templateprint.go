@@ -5,45 +5,59 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"time"
+	"unicode"
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/api"
 )
 
-func printTemplates(w io.Writer, infos []template.Info) error {
+func printTemplates(w io.Writer, list []api.Template) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NAME\tFROM\tCREATED\tMEMORY\tDISK\tSTORED")
-	for _, i := range infos {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", i.Name, i.From, humanize.Time(i.Created), size(i.Memory), size(i.Disk), size(i.Stored))
+	for _, i := range list {
+		if !i.Ready {
+			fmt.Fprintf(t, "%s\t-\tat its first use\t-\t-\t-\n", plain(i.Name))
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", plain(i.Name), plain(i.From), humanize.Time(i.CreatedAt),
+			size(i.MemoryBytes), size(i.DiskBytes), size(i.StoredBytes))
 	}
 	return t.Flush()
 }
 
-func printTemplate(w io.Writer, i template.Info) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
-	line("name", "%s", i.Name)
-	if i.Parent != "" {
-		line("from", "%s, a template, which was snapshot %s", i.From, i.Parent)
-	} else {
-		line("from", "%s, an image of %s", i.From, size(i.Base))
+func printTemplate(w io.Writer, i *api.Template) error {
+	d := newDetails(w)
+	d.line("name", "%s", plain(i.Name))
+	if !i.Ready {
+		d.line("created", "at its first use: it is built in")
+		return d.Flush()
 	}
-	line("created", "%s (%s), in %.1f s", i.Created.Local().Format(time.RFC3339), humanize.Time(i.Created), i.BuildSeconds)
-	line("snapshot", "%s, stored %s", i.Snapshot, size(i.Stored))
-	line("key", "%s", i.Key)
-	line("machine", "%d virtual CPUs, %s of memory, disk of %s", i.VCPUs, size(i.Memory), size(i.Disk))
-	line("kernel", "%s", i.Kernel)
-	line("workdir", "%s", i.Config.Workdir)
-	line("user", "%s", i.Config.User)
-	line("command", "%s", strings.Join(i.Config.Cmd, " "))
-	for _, e := range i.Config.Env {
-		line("env", "%s", e)
+	d.line("from", "%s", plain(i.From))
+	d.time("created", &i.CreatedAt)
+	d.line("build", "%.1f s", i.BuildSeconds)
+	d.line("stored", "%s", size(i.StoredBytes))
+	d.line("machine", "%d virtual CPUs, %s of memory, disk of %s", i.VCPUs, size(i.MemoryBytes), size(i.DiskBytes))
+	d.line("kernel", "%s", plain(i.Kernel))
+	d.line("workdir", "%s", plain(i.Cwd))
+	d.line("user", "%s", plain(i.User))
+	d.line("command", "%s", plain(strings.Join(i.Cmd, " ")))
+	for _, e := range i.Env {
+		d.line("env", "%s", plain(e))
 	}
-	line("log", "%s", i.Log)
-	for l := range strings.Lines(i.Source) {
-		line("source", "%s", strings.TrimSuffix(l, "\n"))
+	for l := range strings.Lines(i.File) {
+		d.line("source", "%s", strings.Map(printable, l))
 	}
-	return t.Flush()
+	return d.Flush()
+}
+
+// printable leaves out of a line what would break a table or drive a terminal.
+func printable(r rune) rune {
+	switch {
+	case r == '\t':
+		return ' '
+	case !unicode.IsPrint(r):
+		return -1
+	}
+	return r
 }

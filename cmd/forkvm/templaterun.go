@@ -55,7 +55,7 @@ func (t *templateFlags) start(ctx context.Context, m *machineFlags, c *commandFl
 		return nil, err
 	}
 	defer store.Close() // the machine goes on
-	image, info, err := store.ImageOrBuild(ctx, t.name, buildOptions(os.Stderr, false, false))
+	image, info, err := store.ImageOrBuild(ctx, t.name, buildOptions(false, false))
 	if err != nil {
 		return nil, templateError(err)
 	}
