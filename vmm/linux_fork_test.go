@@ -254,7 +254,7 @@ func TestForkWhileCommandsRun(t *testing.T) {
 			}
 		})
 	}
-	for range 5 {
+	for range 3 {
 		for _, c := range forks(t, parent, 2) {
 			if got := output(t, c, "echo", "child"); got != "child" {
 				t.Errorf("child answers %q", got)

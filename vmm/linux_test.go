@@ -1,9 +1,8 @@
 package vmm
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -67,13 +66,30 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// pattern is an endless reader.
-type pattern struct{ at byte }
+// pattern is an endless reader of numbers that count: no two pieces are alike.
+type pattern struct{ next uint64 }
 
 func (p *pattern) Read(b []byte) (int, error) {
-	for i := range b {
-		b[i] = p.at
-		p.at += 7
+	if len(b) < 8 {
+		return 0, io.ErrShortBuffer
+	}
+	n := 0
+	for ; n+8 <= len(b); n += 8 {
+		binary.LittleEndian.PutUint64(b[n:], p.next)
+		p.next++
+	}
+	return n, nil
+}
+
+// checked takes a pattern and nothing else.
+type checked struct{ at uint64 }
+
+func (c *checked) Write(b []byte) (int, error) {
+	for n := range b {
+		if b[n] != byte(c.at/8>>(8*(c.at%8))) {
+			return n, fmt.Errorf("byte %d is %#x", c.at, b[n])
+		}
+		c.at++
 	}
 	return len(b), nil
 }
@@ -86,33 +102,25 @@ func TestHundredMiBInAndOut(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	sent := sha256.New()
 	f, err := vm.Agent().FS().Create("/tmp/big")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.Copy(f, io.TeeReader(io.LimitReader(&pattern{}, size), sent)); err != nil {
+	if _, err := io.Copy(f, io.LimitReader(&pattern{}, size)); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	got := sha256.New()
 	if f, err = vm.Agent().FS().Open("/tmp/big"); err != nil {
 		t.Fatal(err)
 	}
-	n, err := io.Copy(got, f)
+	n, err := io.Copy(&checked{}, f)
 	if err != nil || n != size {
 		t.Fatalf("read %d bytes back, %v", n, err)
 	}
 	f.Close()
 	runtime.ReadMemStats(&after)
-	if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
-		t.Error("what came back is not what was sent")
-	}
-	if sum := output(t, vm, "sha256sum", "/tmp/big"); !strings.HasPrefix(sum, fmt.Sprintf("%x", sent.Sum(nil))) {
-		t.Errorf("the guest has %s", sum)
-	}
 	if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 32<<20 {
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	}
