@@ -22,6 +22,7 @@ var Elsewhere = []Proof{
 	{"D08", "Destroying a sandbox wins over its snapshot, which leaves nothing; a capture that fails leaves its source running.", "api/sandbox",
 		[]string{"TestD08_DestroyDuringSnapshot", "TestD08_FailureLeavesTheSource"}},
 	{"D10", "Errors have a stable code, a message and a status.", "api/server", []string{"TestD10_EveryErrorCode"}},
+	{"D10", "Each code that is documented is met by some request.", "api/sandbox", []string{"TestD10_EveryCodeIsProvoked"}},
 	{"D11", "Account keys and sandbox tokens open what is theirs.", "api/server", []string{"TestD11_WhoMayDoWhat"}},
 	{"D12", "Paths, methods and statuses are those of openapi.yaml.", "api/server", []string{"TestD12_EveryRouteIsDescribed"}},
 	{"D15", "After a crash what was paused and what was a snapshot is there again, what ran has failed, and nothing is left over.", "api/sandbox",
