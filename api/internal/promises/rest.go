@@ -178,6 +178,8 @@ var rest = []Promise{
 			c.Errorf("%+v, %v", page, err)
 		}
 	}},
+	{"X18", "StartCommandIsCapturedRunning", "A template is built of a file and a context; its start command is captured running; a build that fails leaves it as it was.", builtTemplate},
+	{"X18", "TemplateInUse", "A template that sandboxes or snapshots go back to cannot be deleted; built again, it leaves them as they are.", templateInUse},
 	{"X19", "ForkLeavesTheParent", "A fork is one capture for all children; the parent's id and expiry are untouched.", func(c *C) {
 		s := c.create(func(r *api.CreateRequest) { r.TimeoutSeconds = api.Set[int64](1000) })
 		c.sh(s, "head -c 16 /dev/urandom | sha256sum >/once")
