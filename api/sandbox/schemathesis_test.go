@@ -58,7 +58,8 @@ headers = {"X-Access-Token" = %q}
 "query.to" = {dictionary = "path", probability = 0.7}
 `
 
-// schemathesisHooks has commands be such as there are, if they could be any. The
+// schemathesisHooks has commands be such as there are, if they could be any, and
+// knows that values of a query are text, whatever they were meant to be. The
 // program loads it as a part of itself.
 const schemathesisHooks = `
 import schemathesis
@@ -73,6 +74,12 @@ def map_body(context, body):
         n = sum(map(ord, argv[0]))
         body["argv"] = COMMANDS[n % len(COMMANDS)] + argv[1:]
     return body
+
+@schemathesis.hook
+def filter_query(context, query):
+    metadata = query.get("metadata")
+    entries = list(query.items()) + list(metadata.items() if isinstance(metadata, dict) else [])
+    return all(isinstance(value, str) for name, value in entries if name.startswith("metadata."))
 `
 
 // TestSchemathesis has a program make requests of the description of the API,
