@@ -152,7 +152,7 @@ func hammerOnce(t *testing.T, r *Team, rnd *rand.Rand) (gone string) {
 		return ""
 	}
 	id := page.Sandboxes[rnd.IntN(len(page.Sandboxes))].ID
-	switch rnd.IntN(9) {
+	switch rnd.IntN(10) {
 	case 0:
 		_, err = r.Pause(ctx, id)
 	case 1:
@@ -184,6 +184,10 @@ func hammerOnce(t *testing.T, r *Team, rnd *rand.Rand) (gone string) {
 		var s *api.Sandbox
 		if s, err = r.Get(ctx, id); err == nil {
 			_, err = r.Processes(ctx, s.Access())
+		}
+	case 9:
+		if _, err = r.Sharing(ctx, api.SharingQuery{}); err == nil {
+			_, err = r.Stats(ctx, id)
 		}
 	}
 	check(t, "hammer", err)

@@ -123,7 +123,10 @@ func takeStats(ctx context.Context, s api.Service, ids []string) ([]boxStats, er
 // partners are, for each sandbox that was compared, those that it has something
 // in common with, most first.
 func partners(s *api.Sharing, boxes map[string]*api.Sandbox) map[string][]partner {
-	with := map[string][]partner{}
+	with, named := map[string][]partner{}, map[string]int{}
+	for _, b := range boxes {
+		named[b.Name]++
+	}
 	for _, b := range s.Sandboxes {
 		with[b.SandboxID] = nil
 	}
@@ -131,7 +134,7 @@ func partners(s *api.Sharing, boxes map[string]*api.Sandbox) map[string][]partne
 		for i, id := range p.SandboxIDs {
 			other := p.SandboxIDs[1-i]
 			name := shortID(other)
-			if b := boxes[other]; b != nil && b.Name != "" {
+			if b := boxes[other]; b != nil && b.Name != "" && named[b.Name] == 1 {
 				name = plain(b.Name)
 			}
 			with[id] = append(with[id], partner{other, p.MemoryBytes, p.DiskBytes, name})

@@ -7,10 +7,10 @@ import (
 )
 
 // TestSharesWith: of many partners those with most are named, by name if they have
-// one; who has none is told from who was not compared.
+// one to themselves; who has none is told from who was not compared.
 func TestSharesWith(t *testing.T) {
 	boxes, s := map[string]*api.Sandbox{}, &api.Sharing{}
-	for _, name := range []string{"a", "two words", "", "d", "disk"} {
+	for _, name := range []string{"a", "two words", "", "same", "same"} {
 		b := &api.Sandbox{ID: api.NewID(api.SandboxPrefix, fakeTime), Name: name}
 		boxes[b.ID] = b
 		s.Sandboxes = append(s.Sandboxes, api.SandboxSharing{SandboxID: b.ID})
