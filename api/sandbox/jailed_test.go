@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/api"
 )
 
@@ -178,6 +180,10 @@ func jailSees(ctx context.Context, t *testing.T, r *rig, w *witness) {
 			t.Errorf("it sees process %d", pid)
 		}
 	}
+	res = must[*api.ExecResult](t)(r.Exec(ctx, a, api.ExecRequest{Command: api.Command{Argv: []string{"cat", "/proc/sys/user/max_user_namespaces"}}}))
+	if string(res.Stdout) != "0\n" {
+		t.Errorf("it may make %s user name spaces", res.Stdout)
+	}
 	res = must[*api.ExecResult](t)(r.Exec(ctx, a, api.ExecRequest{Command: api.Command{Argv: []string{"grep", "Cap", "/proc/self/status"}}}))
 	want := uint64(0)
 	for _, c := range jailCapabilities {
@@ -194,10 +200,32 @@ func jailSees(ctx context.Context, t *testing.T, r *rig, w *witness) {
 	}
 }
 
+// processesIn counts the processes of a jail. It may have ended for want of
+// threads, which is an end as well.
+func processesIn(ctx context.Context, r *rig, a api.Access) (n int) {
+	list, err := r.ListFiles(ctx, a, "/proc")
+	if err != nil {
+		return 0
+	}
+	for _, f := range list.Files {
+		if _, err := strconv.Atoi(f.Name); err == nil {
+			n++
+		}
+	}
+	return n
+}
+
 // jailBounds has a jail take as much as it gets, and end with all that it has.
 func jailBounds(ctx context.Context, t *testing.T, r *rig) {
+	bomb := r.create(t, api.Settings{}).Access()
+	_, err := r.Exec(ctx, bomb, api.ExecRequest{Command: api.Command{
+		Argv: []string{"sh", "-c", strings.Repeat("sleep 1000 & ", 300)}, TimeoutSeconds: api.Set(int64(2)),
+	}})
+	if n := processesIn(ctx, r, bomb); n >= int(jailLimits[unix.RLIMIT_NPROC]) {
+		t.Errorf("%d processes at once (%v)", n, err)
+	}
 	b := r.create(t, api.Settings{})
-	_, err := r.WriteFile(ctx, b.Access(), "/tmp/all", io.LimitReader(zeros{}, 4*jailDisk), api.WriteOptions{})
+	_, err = r.WriteFile(ctx, b.Access(), "/tmp/all", io.LimitReader(zeros{}, 4*jailDisk), api.WriteOptions{})
 	if err == nil {
 		t.Error("a file has more than there is space for")
 	}
