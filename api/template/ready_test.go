@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,5 +62,41 @@ func TestRemoveDuringABuild(t *testing.T) {
 	}
 	if err := s.Remove(t.Context(), "x"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("removed twice: %v", err)
+	}
+}
+
+// TestBuildThatIsGivenUp leaves the template as it was, and nothing half done;
+// what was done need not be done again.
+func TestBuildThatIsGivenUp(t *testing.T) {
+	s, f := fakeStore(t, t.TempDir())
+	before := build1(t, s, Spec{Name: "x", Source: []byte("FROM base\nRUN a")})
+	spec := Spec{Name: "x", Source: []byte("FROM base\nRUN a\nRUN b\nRUN c")}
+	for _, last := range []string{"b", "c"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		f.on = func(ctx context.Context, _ *fakeMachine, line string, _ io.Writer) error {
+			if line == last {
+				cancel()
+				return context.Cause(ctx)
+			}
+			return nil
+		}
+		if _, err := s.Build(ctx, spec, BuildOptions{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("given up: %v", err)
+		}
+		if now, err := s.Get("x"); err != nil || now.Snapshot != before.Snapshot {
+			t.Errorf("the template is %+v, %v", now, err)
+		}
+		for _, dir := range []string{"tmp", "scratch"} {
+			if left, err := os.ReadDir(s.path(dir)); err != nil || len(left) != 0 {
+				t.Errorf("left in %s: %v, %v", dir, left, err)
+			}
+		}
+	}
+	f.on = nil
+	f.take()
+	build1(t, s, spec)
+	wantDid(t, f, "restore", "run c")
+	if _, err := s.Prune(t.Context()); err != nil {
+		t.Errorf("the locks were not given back: %v", err)
 	}
 }
