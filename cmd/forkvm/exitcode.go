@@ -22,7 +22,7 @@ const (
 
 const exitCodesHelp = `Exit codes:
   0      success
-  1      doctor: a check failed; demo: a claim did not hold; snapshot verify: damage
+  1      doctor: a check failed; demo: a claim did not hold; store verify: damage
   2      wrong usage
   124    the command in the guest was ended by --timeout; wait: not in time
   125    forkvm itself or the machine failed

@@ -65,7 +65,7 @@ Standard output is data, standard error is progress and errors.
 ` + exitCodesHelp,
 		Example: `  forkvm run -- uname -a
   forkvm run -it
-  forkvm snapshot create --label base -- sh -c 'echo kept >/file'
+  forkvm store create --label base -- sh -c 'echo kept >/file'
   forkvm restore base -- cat /file
   forkvm create --name work && forkvm exec work -- uname -a
   forkvm demo`,
@@ -74,9 +74,9 @@ Standard output is data, standard error is progress and errors.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newRun(sig), newSnapshot(sig), newRestore(sig), newTemplate(),
+	root.AddCommand(newRun(sig), newRestore(sig), newStore(sig), newTemplate(),
 		newServe(sig), newKey(), newCreate(), newList(), newInspect(), newExec(sig), newPS(), newLogs(), newFork(),
-		newPause(), newResume(), newRename(), newRemove(), newWait(), newSnap(),
+		newPause(), newResume(), newRename(), newRemove(), newWait(), newSnapshot(),
 		newCopy(), newStats(), newEvents(), newTree(),
 		newDemo(), newBench(),
 		newDoctor(), newKernel(), newVersion(), newDemoGuest(), newBenchFloor())
@@ -102,11 +102,11 @@ func hint(err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return " (try: --console to see how far the guest came)"
 	case errors.Is(err, snapshot.ErrNotFound):
-		return " (try: forkvm snapshot ls)"
+		return " (try: forkvm store ls)"
 	case errors.Is(err, template.ErrNotFound):
 		return " (try: forkvm template ls)"
 	case errors.Is(err, snapshot.ErrNoSpace):
-		return " (try: forkvm snapshot rm, forkvm snapshot gc)"
+		return " (try: forkvm store rm, forkvm store gc)"
 	case errors.Is(err, vmm.ErrKernelTooBig), errors.Is(err, vmm.ErrInitrdTooBig):
 		return " (try: more --memory)"
 	}

@@ -31,7 +31,7 @@ func snapRecord(s api.Snapshot) record {
 func shortID(id string) string { return id[:min(len(id), 20)] }
 
 // listCommand lists records of a kind.
-var listCommand = map[string]string{"sandbox": "ls", "snapshot": "snap ls"}
+var listCommand = map[string]string{"sandbox": "ls", "snapshot": "snapshot ls"}
 
 // pick finds the id that a word means: an id, a name, or the beginning of an id.
 func pick(kind string, all []record, word string) (string, error) {

@@ -100,7 +100,7 @@ which takes a while.`,
 	set := addSettingFlags(cmd)
 	f := cmd.Flags()
 	from := f.String("template", "", "the `name` of the template (default base)")
-	snap := f.String("snapshot", "", "the `snapshot`, as 'forkvm snap ls' shows it")
+	snap := f.String("snapshot", "", "the `snapshot`, as 'forkvm snapshot ls' shows it")
 	_ = cmd.RegisterFlagCompletionFunc("snapshot", completeSnaps(allArgs)) // the flags are there
 	_ = cmd.RegisterFlagCompletionFunc("template", completeServed)
 	_ = cmd.RegisterFlagCompletionFunc("on-timeout", cobra.FixedCompletions([]cobra.Completion{"destroy", "pause"}, cobra.ShellCompDirectiveNoFileComp))

@@ -2,212 +2,159 @@ package main
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
-	"github.com/forkvm/forkvm/initrd"
-	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/api"
 )
 
-func newSnapshot(sig *signals) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "snapshot",
-		Short: "Store machines, and keep order among what is stored",
-		Long: `Store machines, and keep order among what is stored. 'forkvm restore' runs them.
-What snapshots have in common is stored once. Any number of programs may use a store
-at once; deleting a snapshot harms no machine made from it.
+const snapsHelp = `A snapshot is named by its id, by the beginning of its id, or by its name, if no other
+snapshot has the same.
+`
 
-` + namesHelp,
+func newSnapshot() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "snapshot",
+		Aliases: []string{"snap"},
+		Short:   "Store sandboxes of a server as they are, to create others from",
+		Long: `Store sandboxes of a server as they are, to create others from ('forkvm create
+--snapshot'). The server has them: they are the team's, and count towards its limits.
+
+'forkvm store' is for others: those of machines that run and restore start, which are
+files of this machine that need no server.`,
 	}
-	cmd.AddCommand(newSnapshotCreate(sig), newSnapshotList(), newSnapshotInspect(), newSnapshotRename(),
-		newSnapshotRemove(), newSnapshotVerify(), newSnapshotExport(), newSnapshotImport(), newSnapshotGC())
+	cmd.AddCommand(newSnapshotCreate(), newSnapshotList(), newSnapshotInspect(), newSnapshotRename(), newSnapshotRemove())
 	return cmd
 }
 
-// createFlags say which machine to store.
-type createFlags struct {
-	machine *machineFlags
-	command *commandFlags
-	files   *[]string
-	label   string
-}
-
-func newSnapshotCreate(sig *signals) *cobra.Command {
+func newSnapshotCreate() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "create [flags] [-- COMMAND ARGS...]",
-		Short: "Boot a machine, run a command in it, store it, and print the snapshot's id",
-		Long: `Boot a machine, run a command in it if one is given, store the machine as the
-command left it, and print the snapshot's id. What the command prints is progress and
-goes to standard error. If it fails, nothing is stored and its exit code is passed on.
+		Use:   "create SANDBOX",
+		Short: "Store a sandbox as it is now, and print the snapshot's id",
+		Long: `Store a sandbox as it is now, and print the snapshot's id. The sandbox goes on running,
+or being paused.
 
-` + exitCodesHelp,
-		Example: `  forkvm snapshot create --label base
-  id=$(forkvm snapshot create --file ./prog:/bin/prog -- prog --warm-up)
-  forkvm snapshot create -it --label mine -- sh`,
-		Args: cobra.ArbitraryArgs,
+` + boxesHelp,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeBoxes(1),
 	}
-	c := &createFlags{machine: addMachineFlags(cmd), command: addCommandFlags(cmd), files: addFileFlag(cmd)}
-	cmd.Flags().StringVar(&c.label, "label", "", "`name` for the snapshot; it need not be unique")
-	cmd.Flags().SetInterspersed(false) // flags after COMMAND are the command's
+	name := cmd.Flags().String("name", "", "a `name` for people; several may have the same")
+	metadata := cmd.Flags().StringArray("metadata", nil, "note `KEY=VALUE` with it")
 	asJSON := jsonFlag(cmd)
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, args []string) error {
-		info, err := c.create(cmd, store, sig, args)
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
+		m, err := pairs("--metadata", *metadata)
 		if err != nil {
 			return err
 		}
-		return printStored(cmd.OutOrStdout(), info, *asJSON)
-	})
-}
-
-func (c *createFlags) create(cmd *cobra.Command, store *snapshot.Store, sig *signals, args []string) (snapshot.Info, error) {
-	if err := checkLabel(c.label); err != nil {
-		return snapshot.Info{}, err
-	}
-	if err := c.command.check(); err != nil {
-		return snapshot.Info{}, err
-	}
-	files, err := parseFiles(*c.files)
-	if err != nil {
-		return snapshot.Info{}, err
-	}
-	ctx := cmd.Context()
-	vm, err := c.machine.boot(ctx, os.Stderr, initrd.Config{HostFiles: files})
-	if err != nil {
-		return snapshot.Info{}, err
-	}
-	defer vm.Close()
-	if len(args) > 0 {
-		if err := c.command.run(ctx, vm, sig, os.Stderr, args); err != nil {
-			return snapshot.Info{}, commandError(args[0], err)
+		id, err := boxID(cmd.Context(), s, args[0])
+		if err != nil {
+			return err
 		}
-	}
-	return saveMachine(ctx, vm, store, c.label)
+		n, err := s.CreateSnapshot(cmd.Context(), id, api.SnapshotRequest{Name: *name, Metadata: m})
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return printJSON(cmd.OutOrStdout(), n)
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), n.ID)
+		return err
+	})
 }
 
 func newSnapshotList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List snapshots, the oldest first",
-		Long: `List snapshots, the oldest first: the size of memory, what is stored of it, and what
-of that no other snapshot shares, which deleting this one would free. One that cannot
-be read is listed with the reason.
-
-` + summaryHelp,
-		Args: cobra.NoArgs,
+		Short: "List snapshots of the server, newest first",
+		Args:  cobra.NoArgs,
 	}
+	of := cmd.Flags().String("sandbox", "", "only those of this `sandbox`, by its id if it is destroyed")
+	prefix := cmd.Flags().String("name", "", "only those whose name begins with this `prefix`")
+	_ = cmd.RegisterFlagCompletionFunc("sandbox", completeBoxes(allArgs)) // the flag is there
 	asJSON := jsonFlag(cmd)
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, _ []string) error {
-		infos, err := store.List(cmd.Context())
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, _ []string) error {
+		q := api.SnapshotQuery{NamePrefix: *prefix}
+		if *of != "" {
+			var err error
+			if q.SandboxID, err = boxID(cmd.Context(), s, *of); err != nil {
+				return err
+			}
+		}
+		snaps, err := allSnaps(cmd.Context(), s, q)
 		if err != nil {
 			return err
 		}
 		if *asJSON {
-			list := []summary{} // a list of none is [] in JSON
-			for _, info := range infos {
-				list = append(list, summarize(info))
-			}
-			return printJSON(cmd.OutOrStdout(), list)
+			return printJSON(cmd.OutOrStdout(), snaps)
 		}
-		return printList(cmd.OutOrStdout(), infos)
+		return printSnaps(cmd.OutOrStdout(), snaps)
 	})
 }
 
 func newSnapshotInspect() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "inspect SNAPSHOT",
-		Short: "Show what is known of a snapshot, and what it needs of a machine",
-		Long: `Show what is known of a snapshot, and what it needs of a machine to run there. With
---json this is one object which has the fields of 'snapshot ls' and more: config, needs,
-layers, disks, sections.
-
-` + namesHelp,
+		Use:               "inspect SNAPSHOT",
+		Short:             "Show all there is to know of a snapshot of the server",
+		Long:              "Show all there is to know of a snapshot of the server.\n\n" + snapsHelp,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeNames(1, false),
+		ValidArgsFunction: completeSnaps(1),
 	}
 	asJSON := jsonFlag(cmd)
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, args []string) error {
-		found, err := find(cmd.Context(), store, args...)
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
+		id, err := snapID(cmd.Context(), s, args[0])
 		if err != nil {
 			return err
 		}
-		info, err := store.Stat(cmd.Context(), found[0].ID)
+		n, err := s.Snapshot(cmd.Context(), id)
 		if err != nil {
 			return err
 		}
 		if *asJSON {
-			return printJSON(cmd.OutOrStdout(), info)
+			return printJSON(cmd.OutOrStdout(), n)
 		}
-		return printDetails(cmd.OutOrStdout(), info)
+		return printSnap(cmd.OutOrStdout(), n)
 	})
 }
 
 func newSnapshotRename() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "rename SNAPSHOT LABEL",
-		Short:             "Give a snapshot another label, or none if LABEL is empty",
-		Long:              "Give a snapshot another label, or none if LABEL is empty. Its id stays.\n\n" + namesHelp,
+		Use:               "rename SNAPSHOT NAME",
+		Short:             "Give a snapshot of the server another name",
+		Long:              "Give a snapshot of the server another name.\n\n" + snapsHelp,
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: completeNames(1, false),
+		ValidArgsFunction: completeSnaps(1),
 	}
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, args []string) error {
-		if err := checkLabel(args[1]); err != nil {
-			return err
-		}
-		found, err := find(cmd.Context(), store, args[0])
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
+		id, err := snapID(cmd.Context(), s, args[0])
 		if err != nil {
 			return err
 		}
-		return store.Relabel(cmd.Context(), found[0].ID, args[1])
+		_, err = s.RenameSnapshot(cmd.Context(), id, args[1])
+		return err
 	})
 }
 
 func newSnapshotRemove() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm SNAPSHOT...",
-		Short: "Delete snapshots, readable or not, and print their ids",
-		Long: `Delete snapshots, readable or not, and print their ids. If any of the names is wrong,
-none is deleted. Machines that run from a snapshot go on, and snapshots that descend
-from it stay.
+		Short: "Delete snapshots of the server, and print their ids",
+		Long: `Delete snapshots of the server, and print their ids. Sandboxes made of them go on.
 
-` + namesHelp,
+` + snapsHelp,
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: completeNames(allArgs, false),
+		ValidArgsFunction: completeSnaps(allArgs),
 	}
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, args []string) error {
-		found, err := find(cmd.Context(), store, args...)
+	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
+		ids, err := snapIDs(cmd.Context(), s, args...)
 		if err != nil {
 			return err
 		}
-		for _, info := range found {
-			if err := store.Delete(cmd.Context(), info.ID); err != nil {
-				return err
+		for _, id := range ids {
+			if err := s.DeleteSnapshot(cmd.Context(), id); err != nil {
+				return fmt.Errorf("%s: %w", id, err)
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), info.ID)
+			fmt.Fprintln(cmd.OutOrStdout(), id)
 		}
 		return nil
-	})
-}
-
-func newSnapshotGC() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "gc",
-		Short: "Free the space of what no snapshot needs",
-		Long: `Free the space of what no snapshot needs: what was deleted while somebody used the
-store, and what was left by programs that were killed. It waits until nobody stores or
-loads a snapshot. With --json it prints an object of layers, a count, and bytes.`,
-		Args: cobra.NoArgs,
-	}
-	asJSON := jsonFlag(cmd)
-	return onStore(cmd, func(cmd *cobra.Command, store *snapshot.Store, _ []string) error {
-		got, err := store.GC(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if *asJSON {
-			return printJSON(cmd.OutOrStdout(), got)
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d layers removed, %s freed\n", got.Layers, size(got.Bytes))
-		return err
 	})
 }

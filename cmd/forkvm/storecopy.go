@@ -11,17 +11,17 @@ import (
 	"github.com/forkvm/forkvm/snapshot/archive"
 )
 
-func newSnapshotExport() *cobra.Command {
+func newStoreExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export SNAPSHOT FILE",
 		Short: "Write a snapshot to one compressed file; - is standard output",
-		Long: `Write a snapshot to one compressed file which 'snapshot import' reads, here or on
+		Long: `Write a snapshot to one compressed file which 'store import' reads, here or on
 another machine; - is standard output. The file holds all that the guest had in memory,
 so only its owner may read it. It is there when it is complete, or not at all.
 
 ` + namesHelp,
-		Example: `  forkvm snapshot export base base.forkvm
-  forkvm snapshot export base - | ssh elsewhere forkvm snapshot import -`,
+		Example: `  forkvm store export base base.forkvm
+  forkvm store export base - | ssh elsewhere forkvm store import -`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: completeNames(1, true),
 	}
@@ -38,7 +38,7 @@ so only its owner may read it. It is there when it is complete, or not at all.
 	})
 }
 
-func newSnapshotImport() *cobra.Command {
+func newStoreImport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Store a snapshot that was exported, and print its id; - is standard input",

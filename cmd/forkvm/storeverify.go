@@ -11,7 +11,7 @@ import (
 	"github.com/forkvm/forkvm/snapshot"
 )
 
-func newSnapshotVerify() *cobra.Command {
+func newStoreVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify [SNAPSHOT...]",
 		Short: "Read all of some or all snapshots, and say whether they are what was stored",
