@@ -128,6 +128,7 @@ func (e *Engine) begin(b *box, m machine, what api.EventType) {
 	b.setState(api.Running)
 	e.arm(b, at)
 	e.emit(b, what)
+	e.metrics.started(m.timings())
 	e.watch(b, m)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/forkvm/forkvm/guestagent/agent"
 	"github.com/forkvm/forkvm/guestagent/client"
 	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/vmm"
 )
 
 // world is machines that are none: each is an agent that serves as part of this
@@ -238,6 +239,8 @@ func (m *fakeMachine) capture(ctx context.Context) (image, error) {
 func (m *fakeMachine) done() <-chan struct{} { return m.ended }
 func (m *fakeMachine) why() error            { return m.reason }
 func (m *fakeMachine) close()                { m.die(errors.New("closed")) }
+
+func (m *fakeMachine) timings() vmm.Timings { return vmm.Timings{Restore: time.Millisecond} }
 
 func (m *fakeMachine) look(ctx context.Context) (look, error) { return fakeLook{m.value}, nil }
 

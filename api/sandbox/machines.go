@@ -59,6 +59,7 @@ type machine interface {
 	halt(ctx context.Context) error
 	proceed(ctx context.Context) error
 	look(ctx context.Context) (look, error)
+	timings() vmm.Timings  // of its start
 	done() <-chan struct{} // closed when it has ended
 	why() error            // it has ended
 	close()
@@ -175,6 +176,7 @@ func (m vmMachine) capture(ctx context.Context) (image, error) {
 
 func (m vmMachine) halt(ctx context.Context) error    { return m.vm.Pause(ctx) }
 func (m vmMachine) proceed(ctx context.Context) error { return m.vm.Resume(ctx) }
+func (m vmMachine) timings() vmm.Timings              { return m.vm.Timings() }
 func (m vmMachine) done() <-chan struct{}             { return m.vm.Done() }
 func (m vmMachine) close()                            { m.vm.Close() }
 

@@ -95,18 +95,28 @@ func (e *Engine) look(ctx context.Context, m machine) (look, error) {
 	}
 }
 
+// lookAt looks at machines.
+func (e *Engine) lookAt(ctx context.Context, machines []machine) ([]look, []error) {
+	looks, errs := make([]look, len(machines)), make([]error, len(machines))
+	var wg sync.WaitGroup
+	for k, m := range machines {
+		wg.Go(func() { looks[k], errs[k] = e.look(ctx, m) })
+	}
+	wg.Wait()
+	return looks, errs
+}
+
 // Sharing implements [api.Service].
 func (t *Team) Sharing(ctx context.Context, q api.SharingQuery) (*api.Sharing, error) {
 	running, leftOut, err := t.running(q.SandboxIDs)
 	if err != nil {
 		return nil, err
 	}
-	looks, errs := make([]look, len(running)), make([]error, len(running))
-	var wg sync.WaitGroup
+	machines := make([]machine, len(running))
 	for k, r := range running {
-		wg.Go(func() { looks[k], errs[k] = t.look(ctx, r.m) })
+		machines[k] = r.m
 	}
-	wg.Wait()
+	looks, errs := t.lookAt(ctx, machines)
 	s := &api.Sharing{Sandboxes: []api.SandboxSharing{}, Pairs: []api.SharingPair{}, LeftOut: leftOut}
 	var seen []look
 	for k, r := range running {

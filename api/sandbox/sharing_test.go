@@ -124,6 +124,7 @@ func TestSharing(t *testing.T) {
 	for range 5 {
 		ids = append(ids, r.create(t, api.Settings{}).ID)
 	}
+	slices.Sort(ids) // which is by time, to the millisecond
 	stranger := r.Engine.Team("two")
 	other := must[*api.Sandbox](t)(stranger.Create(ctx, api.CreateRequest{Template: "base"}))
 	for _, id := range ids[3:] {
