@@ -77,6 +77,7 @@ def map_body(context, body):
 
 @schemathesis.hook
 def filter_query(context, query):
+    query = query or {}
     metadata = query.get("metadata")
     entries = list(query.items()) + list(metadata.items() if isinstance(metadata, dict) else [])
     return all(isinstance(value, str) for name, value in entries if name.startswith("metadata."))
