@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,18 +17,25 @@ import (
 
 func newCopy() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "cp SANDBOX:/PATH LOCAL | LOCAL SANDBOX:/PATH",
-		Short: "Copy a file or a directory into a sandbox or out of it",
-		Long: `Copy a file, or a directory with all that is in it, into a sandbox or out of it. As with
-cp -r, what is copied to a directory that is there is put into it.
+		Use:   "cp FROM TO",
+		Short: "Copy a file or a directory into a sandbox, out of it, or to another",
+		Long: `Copy a file, or a directory with all that is in it, into a sandbox, out of it, or from
+one sandbox to another or the same. Of FROM and TO one at least is SANDBOX:/PATH, and the
+other may be a path of this machine.
 
-As LOCAL, - is standard input or output: for a file its content, and for a directory a tar
-archive. With --tar, what comes from standard input is one, and is unpacked. A file of this
-machine whose name has :/ in it is written ./NAME.
+As with cp -r, what is copied to a directory that is there is put into it, unless FROM ends
+with /., which stands for what is in a directory. TO that ends with / is a directory, which
+is made. A link that is named is followed; links in a directory are copied as they are, and
+refused if they lead out of it.
+
+As a path of this machine, - is standard input or output: for a file its content, and for a
+directory a tar archive. With --tar, what comes from standard input is one, and is unpacked.
+A file of this machine whose name has :/ in it is written ./NAME.
 
 ` + boxesHelp,
 		Example: `  forkvm cp src work:/root
   forkvm cp work:/var/log/build.log -
+  forkvm cp work:/root/src other:/root
   tar c src | forkvm cp --tar - work:/root`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: completeCopy,
@@ -37,27 +43,32 @@ machine whose name has :/ in it is written ./NAME.
 	archive := cmd.Flags().Bool("tar", false, "standard input is a tar archive")
 	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
 		from, to := parsePlace(args[0]), parsePlace(args[1])
-		if (from.box == "") == (to.box == "") {
+		if from.box == "" && to.box == "" {
 			return usageError("cp: one of the two is to be SANDBOX:/PATH")
 		}
 		if *archive && args[0] != stdStream {
 			return usageError("cp: --tar is of use with standard input only")
 		}
-		b, err := findBox(cmd.Context(), s, from.box+to.box)
+		source, err := openCopier(cmd.Context(), s, from.box)
 		if err != nil {
 			return err
 		}
-		c := copier{s, b.Access()}
-		switch {
-		case from.box != "":
-			return c.download(cmd.Context(), from.path, to.path)
-		case *archive:
-			return c.files.WriteTree(cmd.Context(), c.access, to.path, cmd.InOrStdin())
-		case from.path == stdStream:
-			_, err = c.files.WriteFile(cmd.Context(), c.access, to.path, cmd.InOrStdin(), api.WriteOptions{})
+		target, err := openCopier(cmd.Context(), s, to.box)
+		if err != nil {
 			return err
 		}
-		return c.upload(cmd.Context(), from.path, to.path)
+		switch {
+		case target == nil:
+			return source.download(cmd.Context(), from.path, to.path)
+		case source != nil:
+			return source.copyTo(cmd.Context(), from.path, target, to.path)
+		case *archive:
+			return target.files.WriteTree(cmd.Context(), target.access, to.path, cmd.InOrStdin())
+		case from.path == stdStream:
+			_, err = target.files.WriteFile(cmd.Context(), target.access, to.path, cmd.InOrStdin(), api.WriteOptions{})
+			return err
+		}
+		return target.upload(cmd.Context(), from.path, to.path)
 	})
 }
 
@@ -86,23 +97,26 @@ func completeCopy(cmd *cobra.Command, args []string, word string) ([]cobra.Compl
 	return boxes, cobra.ShellCompDirectiveDefault | cobra.ShellCompDirectiveNoSpace
 }
 
-// copier copies between this machine and a sandbox.
+// copier copies into a sandbox and out of it.
 type copier struct {
 	files  api.Files
 	access api.Access
 }
 
-// stat is the file, nil if there is none.
-func (c copier) stat(ctx context.Context, name string) (*api.FileInfo, error) {
-	info, err := c.files.Stat(ctx, c.access, name)
-	if errors.Is(err, api.NotFound) {
+// openCopier is nil if no sandbox is named.
+func openCopier(ctx context.Context, s api.Service, box string) (*copier, error) {
+	if box == "" {
 		return nil, nil
 	}
-	return info, err
+	b, err := findBox(ctx, s, box)
+	if err != nil {
+		return nil, err
+	}
+	return &copier{s, b.Access()}, nil
 }
 
 // upload copies a file or directory of this machine.
-func (c copier) upload(ctx context.Context, from, to string) error {
+func (c *copier) upload(ctx context.Context, from, to string) error {
 	f, err := os.Open(from)
 	if err != nil {
 		return err
@@ -112,16 +126,12 @@ func (c copier) upload(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	there, err := c.stat(ctx, to)
+	base, err := baseName(from)
 	if err != nil {
 		return err
 	}
-	if strings.HasSuffix(to, "/") || there != nil && there.Type == api.Directory {
-		base, err := baseName(from)
-		if err != nil {
-			return err
-		}
-		to = path.Join(to, base)
+	if to, err = c.target(ctx, from, base, to); err != nil {
+		return err
 	}
 	if info.IsDir() {
 		return c.uploadTree(ctx, from, to)
@@ -131,13 +141,13 @@ func (c copier) upload(ctx context.Context, from, to string) error {
 	return err
 }
 
-// baseName is the name of a file also if it is given as . or .. .
+// baseName is the name of a file also if it is given as .. .
 func baseName(name string) (string, error) {
 	whole, err := filepath.Abs(name)
 	return filepath.Base(whole), err
 }
 
-func (c copier) uploadTree(ctx context.Context, from, to string) error {
+func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 	r, w := io.Pipe()
 	packed := make(chan struct{})
 	go func() {
@@ -151,22 +161,22 @@ func (c copier) uploadTree(ctx context.Context, from, to string) error {
 }
 
 // download copies a file or directory of the sandbox.
-func (c copier) download(ctx context.Context, from, to string) error {
-	info, err := c.files.Stat(ctx, c.access, from)
+func (c *copier) download(ctx context.Context, from, to string) error {
+	info, err := c.source(ctx, from)
 	if err != nil {
 		return err
 	}
-	if local, err := os.Stat(to); to != stdStream && (strings.HasSuffix(to, "/") || err == nil && local.IsDir()) {
+	if local, err := os.Stat(to); to != stdStream && !isContents(from) && (strings.HasSuffix(to, "/") || err == nil && local.IsDir()) {
 		base := path.Base(path.Clean(from))
 		if base == "/" {
-			return usageError("cp: %s has no name to have in %s (try: a name that is not there)", from, to)
+			return noName(from, to)
 		}
 		to = filepath.Join(to, base)
 	}
 	if info.Type == api.Directory {
-		return c.downloadTree(ctx, from, to)
+		return c.downloadTree(ctx, info.Path, to)
 	}
-	r, info, err := c.files.ReadFile(ctx, c.access, from)
+	r, info, err := c.files.ReadFile(ctx, c.access, info.Path)
 	if err != nil {
 		return err
 	}
@@ -181,7 +191,7 @@ func (c copier) download(ctx context.Context, from, to string) error {
 	})
 }
 
-func (c copier) downloadTree(ctx context.Context, from, to string) error {
+func (c *copier) downloadTree(ctx context.Context, from, to string) error {
 	r, err := c.files.ReadTree(ctx, c.access, from)
 	if err != nil {
 		return err
