@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"maps"
+	"sync/atomic"
 	"time"
 
 	"github.com/forkvm/forkvm/api"
@@ -71,6 +72,27 @@ func (b *box) within(ctx context.Context) (context.Context, context.CancelFunc) 
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(b.life, func() { cancel(context.Cause(b.life)) })
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// withinAny is ctx, and ends when all the sandboxes have ended as well.
+func withinAny(ctx context.Context, boxes []*box) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var left atomic.Int64
+	left.Store(int64(len(boxes)))
+	stops := make([]func() bool, len(boxes))
+	for k, b := range boxes {
+		stops[k] = context.AfterFunc(b.life, func() {
+			if left.Add(-1) == 0 {
+				cancel(context.Cause(b.life))
+			}
+		})
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(nil)
+	}
 }
 
 // overtaken is err or, if the sandbox has been destroyed, that: it is why what

@@ -166,7 +166,9 @@ func (e *Engine) launch(ctx context.Context, img image, boxes []*box) []error {
 	go func() { // what they will be when anybody reads it
 		stored <- e.persist(func(r *sandboxRecord) { r.Sandbox.State = api.Running }, boxes...)
 	}()
-	machines, errs := img.start(ctx, names)
+	starting, cancel := withinAny(ctx, boxes)
+	machines, errs := img.start(starting, names)
+	cancel()
 	kept := <-stored
 	var gone []string
 	for k, b := range boxes {

@@ -28,8 +28,8 @@
 // pause, capture, destruction. [Engine].mu guards all records and everything
 // that is counted, and is held for a moment only: nothing waits under it. Who
 // needs both has the turn first. Whoever destroys a sandbox ends its context
-// before waiting for the turn, so that who has it gives up; only the start of a
-// machine is waited for.
+// before waiting for the turn, so that who has it gives up; only the start of
+// several machines at once is waited for, if not all of them are unwanted.
 //
 // A template is not removed while there is a sandbox or snapshot that goes back to
 // one of its name, or while one is being made: who makes one is counted before it

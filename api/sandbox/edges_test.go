@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -467,5 +468,39 @@ func TestDestroyOvertakes(t *testing.T) {
 		if err := <-ended; !errors.Is(err, api.Gone) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestDestroyEndsTheStart destroys sandboxes whose machines do not come up.
+func TestDestroyEndsTheStart(t *testing.T) {
+	r := newRig(t, Limits{})
+	ctx := t.Context()
+	parent := r.create(t, api.Settings{})
+	r.w.mu.Lock()
+	r.w.starting = make(chan struct{})
+	r.w.mu.Unlock()
+	for name, do := range map[string]func() error{
+		"create": func() error { _, err := r.Create(ctx, api.CreateRequest{Template: "base"}); return err },
+		"fork":   func() error { _, err := r.Fork(ctx, parent.ID, api.ForkRequest{Count: 3}); return err },
+	} {
+		ended := make(chan error, 1)
+		go func() { ended <- do() }()
+		<-r.w.starting
+		page := must[*api.SandboxPage](t)(r.List(ctx, api.SandboxQuery{States: []api.State{api.Creating}}))
+		var wg sync.WaitGroup
+		for _, b := range page.Sandboxes { // together: those of a fork are waited for
+			wg.Go(func() {
+				if err := r.Destroy(ctx, b.ID); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := <-ended; !errors.Is(err, api.Gone) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if alive, _ := r.w.left(); alive != 1 || r.memory != 64<<20 {
+		t.Errorf("%d machines and %d bytes", alive, r.memory)
 	}
 }

@@ -33,6 +33,7 @@ type world struct {
 	names    int
 	startErr func(k int) error // of the k-th start in all
 	starts   int
+	starting chan struct{} // if not nil, each start of machines tells, and does not end by itself
 	saveErr  error
 	saving   chan struct{} // if not nil, each save tells, and then waits for goOn
 	goOn     chan struct{}
@@ -95,6 +96,13 @@ type fakeImage struct {
 }
 
 func (i *fakeImage) start(ctx context.Context, hostnames []string) ([]machine, []error) {
+	i.w.mu.Lock()
+	starting := i.w.starting
+	i.w.mu.Unlock()
+	if starting != nil {
+		starting <- struct{}{}
+		<-ctx.Done()
+	}
 	ms, errs := make([]machine, len(hostnames)), make([]error, len(hostnames))
 	for k := range hostnames {
 		m, err := i.startOne(ctx)
