@@ -22,13 +22,17 @@ E2FSCK = /sbin/e2fsck.static
 
 export CGO_ENABLED = 0
 
-.PHONY: help build setup kernel demo bench bench-page test lint unit race lab-test python-test soak fuzz vuln clean
+.PHONY: help build man setup kernel demo bench bench-page test lint unit race lab-test python-test soak fuzz vuln clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 build: ## bin/forkvm, bin/forkvm-agent and bin/lab
 	@test -n "$(READY)" || $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/forkvm ./guestagent/cmd/forkvm-agent ./test/lab
+
+# Their date is that of the commit, so that they are the same wherever they are made.
+man: build ## manual pages of the commands, in bin/man (man -M bin/man forkvm)
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} bin/forkvm man bin/man/man1
 
 setup: build ## install the Debian packages that the tests need, fetch and build kernels
 	@test -n "$(READY)" || sh test/setup.sh test

@@ -79,7 +79,7 @@ Standard output is data, standard error is progress and errors.
 		newPause(), newResume(), newRename(), newRemove(), newWait(), newSnapshot(),
 		newCopy(), newStats(), newEvents(), newTree(),
 		newDemo(), newBench(),
-		newDoctor(), newKernel(), newVersion(), newDemoGuest(), newBenchFloor())
+		newDoctor(), newKernel(), newMan(sig), newVersion(), newDemoGuest(), newBenchFloor())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		if !c.Runnable() { // it would take any word for a question about itself

@@ -13,7 +13,8 @@ import (
 type buildVersion struct {
 	Version  string `json:"version"` // of the module; "(devel)" if built from a work tree
 	Commit   string `json:"commit,omitempty"`
-	Modified bool   `json:"modified"` // the work tree had changes
+	Time     string `json:"time,omitempty"` // of the commit, RFC 3339
+	Modified bool   `json:"modified"`       // the work tree had changes
 	Go       string `json:"go"`
 	Protocol int    `json:"protocol"` // of the guest agent
 }
@@ -54,6 +55,8 @@ func readVersion() buildVersion {
 		switch s.Key {
 		case "vcs.revision":
 			v.Commit = s.Value
+		case "vcs.time":
+			v.Time = s.Value
 		case "vcs.modified":
 			v.Modified = s.Value == "true"
 		}
