@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"time"
 	"unicode/utf8"
@@ -76,11 +77,14 @@ func (t *Text) UnmarshalJSON(b []byte) error {
 		*t = Text(s)
 		return nil
 	}
-	var e encoded
+	var e map[string][]byte // and not encoded, which would take other fields and none
 	if json.Unmarshal(b, &e) != nil {
 		return err
 	}
-	*t = e.Base64
+	if len(e) != 1 || e["base64"] == nil {
+		return errors.New("an object has base64 and nothing else")
+	}
+	*t = e["base64"]
 	return nil
 }
 
