@@ -140,7 +140,8 @@ func (t *Team) makeRoom(memory int64, n int) error {
 	return t.reserve(memory)
 }
 
-// reserve reserves memory for guests. The caller has mu.
+// reserve reserves memory for guests, which is given back when the machine has been
+// closed: until then it takes some. The caller has mu.
 func (e *Engine) reserve(memory int64) error {
 	if e.closed {
 		return errClosed
@@ -199,15 +200,17 @@ func (e *Engine) settle(b *box, m machine, err error) error {
 		e.mu.Unlock()
 		return nil
 	}
+	e.mu.Unlock()
+	if m != nil {
+		m.close()
+	}
+	e.mu.Lock()
 	e.memory -= b.rec.Shape.Memory
 	if b.rec.Sandbox.State != api.Destroying { // or who destroys it removes it
 		e.remove(b)
 	}
 	e.mu.Unlock()
 	b.stop(errDestroyed)
-	if m != nil {
-		m.close()
-	}
 	return err
 }
 

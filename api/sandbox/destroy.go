@@ -78,20 +78,26 @@ func (e *Engine) bury(b *box) error {
 func (e *Engine) dropMachine(b *box) {
 	e.mu.Lock()
 	m := b.m
-	if m != nil {
-		b.m = nil
-		e.memory -= b.rec.Shape.Memory
-	}
+	b.m = nil
 	e.mu.Unlock()
 	if m != nil {
-		m.close()
+		e.free(b, m)
 	}
+}
+
+// free closes the machine that a sandbox had, and then gives back its memory.
+func (e *Engine) free(b *box, m machine) {
+	m.close()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.memory -= b.rec.Shape.Memory
 }
 
 // watch waits for the end of a machine that nobody ended. The caller has mu.
 func (e *Engine) watch(b *box, m machine) {
 	e.busy.Go(func() {
 		<-m.done()
+		m.close() // who has taken it from the sandbox does so too, which is fine
 		e.mu.Lock()
 		if b.m != m || b.life.Err() != nil {
 			e.mu.Unlock()
@@ -101,7 +107,6 @@ func (e *Engine) watch(b *box, m machine) {
 		e.memory -= b.rec.Shape.Memory
 		e.fail(b, "the machine ended: "+m.why().Error())
 		e.mu.Unlock()
-		m.close()
 		e.logError("store that a sandbox has failed", b, e.persist(nil, b))
 	})
 }

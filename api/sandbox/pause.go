@@ -55,7 +55,7 @@ func (e *Engine) pauseSession(ctx context.Context, b *box, session uint64) error
 		}
 		return err
 	}
-	m.close()
+	e.free(b, m)
 	return nil
 }
 
@@ -85,8 +85,8 @@ func (e *Engine) putAway(ctx context.Context, b *box, m machine) (stored string,
 	return stored, bytes, outer(err, "pause")
 }
 
-// paused ends a pause: the sandbox is paused, or, if err or anything else was
-// in the way, goes on.
+// paused ends a pause: the sandbox is paused, and the caller frees its machine, or,
+// if err or anything else was in the way, goes on.
 func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*sandboxRecord), err error) error {
 	e.mu.Lock()
 	err = b.overtaken(err)
@@ -96,7 +96,6 @@ func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*san
 	if err == nil {
 		become(&b.rec)
 		b.m, b.lost = nil, errPaused
-		e.memory -= b.rec.Shape.Memory
 		b.setState(api.Paused)
 		e.arm(b, now())
 		e.emit(b, api.SandboxPaused)
@@ -188,6 +187,11 @@ func (e *Engine) resumed(b *box, m machine, become func(*sandboxRecord), err err
 		e.mu.Unlock()
 		return nil
 	}
+	e.mu.Unlock()
+	if m != nil {
+		m.close()
+	}
+	e.mu.Lock()
 	e.memory -= b.rec.Shape.Memory
 	if b.life.Err() == nil {
 		b.setState(api.Paused)
@@ -195,7 +199,6 @@ func (e *Engine) resumed(b *box, m machine, become func(*sandboxRecord), err err
 	}
 	e.mu.Unlock()
 	if m != nil {
-		m.close()
 		e.logError("store a sandbox that is still paused", b, e.persist(nil, b))
 	}
 	return err
