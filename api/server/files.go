@@ -3,6 +3,8 @@ package server
 import (
 	"io"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/internal/wire"
@@ -124,7 +126,7 @@ func (c *call) writeFile() error {
 		mode := uint32(m)
 		o.Mode = &mode
 	}
-	in := &upload{Reader: c.r.Body}
+	in := c.upload()
 	info, err := c.box.WriteFile(c.ctx(), c.access, path, in, o)
 	if err != nil {
 		return in.blame(err)
@@ -138,7 +140,7 @@ func (c *call) writeTree() error {
 	if err != nil {
 		return err
 	}
-	in := &upload{Reader: c.r.Body}
+	in := c.upload()
 	if err := c.box.WriteTree(c.ctx(), c.access, path, in); err != nil {
 		return in.blame(err)
 	}
@@ -146,13 +148,39 @@ func (c *call) writeTree() error {
 	return nil
 }
 
-// upload remembers how reading from a client failed.
+// upload remembers how reading from a client failed, and whether it began.
 type upload struct {
 	io.Reader
-	err error
+	err   error
+	began atomic.Bool
+}
+
+// upload is the body, of which a service reads as much as it likes.
+func (c *call) upload() *upload {
+	c.in = &upload{Reader: c.r.Body}
+	return c.in
+}
+
+// lingerTime is how long a client has to read an answer that it did not wait for.
+const lingerTime = 2 * time.Second
+
+// linger reads on, and drops it, after an answer that came before the end of the
+// body: a connection that is closed with something unread is reset, and the client
+// may lose the answer to that (RFC 9112, section 9.6). The http package takes care
+// of it only where no Expect header was sent.
+func (c *call) linger() {
+	if c.in == nil || !c.in.began.Load() {
+		return
+	}
+	rc := http.NewResponseController(c.w)
+	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, c.r.Body) // ends at once if there is no more
 }
 
 func (u *upload) Read(p []byte) (int, error) {
+	u.began.Store(true)
 	n, err := u.Reader.Read(p)
 	if err != nil && err != io.EOF {
 		u.err = err

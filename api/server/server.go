@@ -167,7 +167,8 @@ type call struct {
 	r     *http.Request
 	rec   *record
 	query url.Values
-	body  []byte // of requests that are acted on
+	body  []byte  // of requests that are acted on
+	in    *upload // of those that hand on their body
 	// stop undoes that the connection fails when the context ends.
 	stop func() bool
 
@@ -196,6 +197,7 @@ func (s *server) handler(rt route) http.Handler {
 		if err := c.carryOut(rt); err != nil {
 			s.fail(c.w, r, err)
 		}
+		c.linger()
 	})
 }
 

@@ -414,3 +414,28 @@ func watchHeap(t *testing.T) func() uint64 {
 	}()
 	return func() uint64 { close(stop); return <-done }
 }
+
+// TestD14_RefusedHalfWay: an upload that fails after some of it was read fails for
+// the client with what the service said, however much it has yet to send.
+func TestD14_RefusedHalfWay(t *testing.T) {
+	b := start(t)
+	b.fake.OnWrite = func(_ string, r io.Reader) error {
+		_, err := io.CopyN(io.Discard, r, 1<<20)
+		return errors.Join(err, api.Errorf(api.NotEnoughSpace, "full"))
+	}
+	b.fake.OnBuild = func(_ context.Context, _ api.BuildRequest, archive io.Reader, _ io.Writer) (*api.Template, error) {
+		return nil, b.fake.OnWrite("", archive)
+	}
+	for range 20 {
+		content := func() io.Reader { return io.LimitReader(endless{}, 256<<20) } // each call's own: it may still be read
+		if _, err := b.WriteFile(t.Context(), b.access, "/a", content(), api.WriteOptions{}); !errors.Is(err, api.NotEnoughSpace) {
+			t.Errorf("a file: %v", err)
+		}
+		if err := b.WriteTree(t.Context(), b.access, "/a", content()); !errors.Is(err, api.NotEnoughSpace) {
+			t.Errorf("a tree: %v", err)
+		}
+		if _, err := b.BuildTemplate(t.Context(), api.BuildRequest{Name: "web", File: "FROM base"}, content(), nil); !errors.Is(err, api.NotEnoughSpace) {
+			t.Errorf("a build: %v", err)
+		}
+	}
+}

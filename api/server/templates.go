@@ -53,6 +53,7 @@ func (c *call) buildTemplate() error {
 func (c *call) readBuild() (r api.BuildRequest, archive io.Reader, err error) {
 	rc := http.NewResponseController(c.w)
 	rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // unless the writer knows no such thing
+	c.upload().began.Store(true)                    // for linger: it is read from here on
 	parts, err := c.r.MultipartReader()
 	if err != nil {
 		return r, nil, api.Errorf(api.BadRequest, "body: %w", err)
