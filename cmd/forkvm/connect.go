@@ -27,10 +27,17 @@ const serverVariable = "FORKVM_SERVER"
 // startServerWithin is how long a server that is started may take to listen.
 const startServerWithin = time.Minute
 
+// A server that is started ends when it was not used for a while: 0 is never.
+const (
+	idleVariable = "FORKVM_IDLE_EXIT"
+	idleDefault  = 15 * time.Minute
+)
+
 // serverHelp says which server commands ask.
 const serverHelp = `It asks the server of --server or $` + serverVariable + `, with the key of $` + client.KeyVariable + ` if it has one; by
-default that of this user, over a Unix socket. Where none runs, one is started, which goes
-on in the background ('forkvm serve --help').
+default that of this user, over a Unix socket. Where none runs, one is started in the
+background, which goes on until no sandbox runs and nothing is asked for 15 minutes, or
+$` + idleVariable + ` ('forkvm serve --help').
 `
 
 // boxesHelp says how commands take sandboxes.
@@ -59,9 +66,9 @@ func addServerFlag(cmd *cobra.Command) *string {
 
 // withServer calls do with the server at the address.
 func withServer(ctx context.Context, address string, do func(s api.Service) error) error {
-	s, err := connect(ctx, address, true)
+	s, done, err := connect(ctx, address, true)
 	if err == nil {
-		defer s.CloseIdle()
+		defer done()
 		err = do(s)
 	}
 	if err != nil && ctx.Err() != nil {
@@ -81,28 +88,41 @@ func serviceError(err error) error {
 
 // connect returns a client of the server at the address, which may be empty:
 // then it is the user's own, and start says whether to start it if it does not
-// run.
-func connect(ctx context.Context, address string, start bool) (*client.Client, error) {
+// run. It does not end for want of use until done is called.
+func connect(ctx context.Context, address string, start bool) (c *client.Client, done func(), err error) {
 	if address != "" {
 		c, err := client.New(address, client.Options{})
 		if err != nil {
-			return nil, usageError("--server: %w", err)
+			return nil, nil, usageError("--server: %w", err)
 		}
-		return c, nil
+		return c, c.CloseIdle, nil
 	}
 	state, err := stateDir(os.Getenv("FORKVM_STATE"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if start {
+		if err := os.MkdirAll(state, 0o700); err != nil {
+			return nil, nil, err
+		}
+	}
+	used, err := takeLock(ctx, state, useLock, unix.LOCK_SH)
+	if err != nil {
+		return nil, nil, err
 	}
 	socket := socketPath(state)
 	err = dial(ctx, socket)
 	if notServed(err) && start {
 		err = startOnce(ctx, state, socket)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		c, err = client.New("unix://"+socket, client.Options{})
 	}
-	return client.New("unix://"+socket, client.Options{})
+	if err != nil {
+		used.Close()
+		return nil, nil, err
+	}
+	return c, func() { c.CloseIdle(); used.Close() }, nil
 }
 
 // dial tells whether somebody listens on a socket.
@@ -119,26 +139,13 @@ func notServed(err error) bool {
 }
 
 // startOnce starts a server unless another process has done so meanwhile, of
-// which one at a time does.
+// which one at a time does. If one is ending it waits for that.
 func startOnce(ctx context.Context, state, socket string) error {
-	if err := os.MkdirAll(state, 0o700); err != nil {
-		return err
-	}
-	lock, err := os.OpenFile(filepath.Join(state, "start.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := takeLock(ctx, state, startLock, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	locked := make(chan error, 1)
-	go func() { locked <- unix.Flock(int(lock.Fd()), unix.LOCK_EX) }()
-	select {
-	case err = <-locked:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err != nil {
-		return err
-	}
 	if err := dial(ctx, socket); !notServed(err) {
 		return err
 	}
@@ -147,6 +154,10 @@ func startOnce(ctx context.Context, state, socket string) error {
 
 // startServer starts a server in the background, and returns when it listens.
 func startServer(ctx context.Context, state string) error {
+	idle, err := idleExit()
+	if err != nil {
+		return err
+	}
 	ready, cleanUp, err := listenForReady()
 	if err != nil {
 		return err
@@ -158,7 +169,7 @@ func startServer(ctx context.Context, state string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command("/proc/self/exe", "serve", "--state", state)
+	cmd := exec.Command("/proc/self/exe", "serve", "--state", state, "--idle-exit", idle.String())
 	cmd.Args[0] = "forkvm"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+ready.LocalAddr().String())
@@ -190,6 +201,19 @@ func startServer(ctx context.Context, state string) error {
 		}
 		return fmt.Errorf("the server did not start within %v: see %s", startServerWithin, logName)
 	}
+}
+
+// idleExit is for how long a server that is started goes on without use.
+func idleExit() (time.Duration, error) {
+	v := os.Getenv(idleVariable)
+	if v == "" {
+		return idleDefault, nil
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 {
+		return 0, usageError("$%s: %q is no time such as 15m, or 0 for ever", idleVariable, v)
+	}
+	return d, nil
 }
 
 // lastLine is the last line of a file, if it is not too long; there is nobody to

@@ -245,11 +245,11 @@ func completeRecords(max int, list func(context.Context, api.Service) []record) 
 func whileCompleting(cmd *cobra.Command, ask func(context.Context, api.Service)) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
-	s, err := connect(ctx, cmd.Flag("server").Value.String(), false)
+	s, done, err := connect(ctx, cmd.Flag("server").Value.String(), false)
 	if err != nil {
 		return
 	}
-	defer s.CloseIdle()
+	defer done()
 	ask(ctx, s)
 }
 

@@ -35,6 +35,7 @@ type serveFlags struct {
 	memory, context         byteSize
 	onStop                  string
 	stopTimeout, stopWithin time.Duration
+	idleExit                time.Duration
 	logFormat               string
 }
 
@@ -50,8 +51,13 @@ it listens on TCP too, and asks for a key of the file --keys ('forkvm key new' m
 Beyond this machine it wants TLS. A service manager may pass it sockets instead, as systemd
 does: docs/systemd has units.
 
-SIGINT and SIGTERM stop it: requests have a while to end, then sandboxes that run are
-paused, and go on after 'forkvm resume', or destroyed. A second signal cuts this short.`,
+SIGINT, SIGTERM and 'forkvm serve stop' stop it: requests have a while to end, then
+sandboxes that run are paused, and go on after 'forkvm resume', or destroyed. A second
+signal cuts this short.
+
+With --idle-exit it ends by itself when it has not been asked for anything for a while and
+no sandbox has run. What is paused or stored is there again when it is started again. What
+is due meanwhile, such as --auto-delete of a sandbox, is done then.`,
 		Example: `  forkvm serve
   forkvm serve --listen 127.0.0.1:8080 --keys keys
   forkvm serve --listen :8443 --keys keys --tls-cert cert.pem --tls-key key.pem`,
@@ -76,6 +82,7 @@ paused, and go on after 'forkvm resume', or destroyed. A second signal cuts this
 	f.StringVar(&s.onStop, "on-stop", string(sandbox.ClosePauses), "what becomes of sandboxes that run at the end: pause or destroy")
 	f.DurationVar(&s.stopTimeout, "grace", 3*time.Second, "how long requests have to end when it stops")
 	f.DurationVar(&s.stopWithin, "stop-timeout", 5*time.Minute, "how long pausing may take when it stops")
+	f.DurationVar(&s.idleExit, "idle-exit", 0, "end when for this long nothing was asked and no sandbox ran, such as 15m (default never)")
 	f.StringVar(&s.logFormat, "log-format", "text", "how to log to standard error: text or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := s.check(); err != nil {
@@ -83,6 +90,7 @@ paused, and go on after 'forkvm resume', or destroyed. A second signal cuts this
 		}
 		return s.run(cmd.Context(), sig)
 	}
+	cmd.AddCommand(newServeStop())
 	return cmd
 }
 
@@ -92,8 +100,8 @@ func (s *serveFlags) check() error {
 		return usageError("--on-stop %q is neither pause nor destroy", s.onStop)
 	case s.logFormat != "text" && s.logFormat != "json":
 		return usageError("--log-format %q is neither text nor json", s.logFormat)
-	case s.stopTimeout < 0 || s.stopWithin < 0:
-		return usageError("negative --grace or --stop-timeout")
+	case s.stopTimeout < 0 || s.stopWithin < 0 || s.idleExit < 0:
+		return usageError("negative --grace, --stop-timeout or --idle-exit")
 	}
 	return s.listen.check()
 }
@@ -105,7 +113,8 @@ func (s *serveFlags) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil))
 }
 
-// run serves until ctx ends, which is the first signal.
+// run serves until ctx ends, which is the first signal, or it is to end for
+// another reason.
 func (s *serveFlags) run(ctx context.Context, sig *signals) error {
 	log := s.logger()
 	keys, err := s.listen.readKeys()
@@ -120,13 +129,19 @@ func (s *serveFlags) run(ctx context.Context, sig *signals) error {
 	if err != nil {
 		return err
 	}
+	end := &serverEnd{state: state, after: s.idleExit, idle: engine.Idle, log: log, usage: newUsage()}
+	defer end.close() // at the very last
 	defer closeStore()
-	served := s.serve(ctx, state, newHandler(engine, keys, log), log)
+	ctx, end.stop = context.WithCancel(ctx)
+	defer end.stop()
+	served := s.serve(ctx, end, newHandler(engine, keys, log))
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.stopWithin)
 	defer cancel()
 	sig.forward(func(os.Signal) { cancel() })
 	log.Info("stopping", "sandboxes", s.onStop)
-	return errors.Join(served, engine.Close(stop, sandbox.OnClose(s.onStop)))
+	err = errors.Join(served, engine.Close(stop, sandbox.OnClose(s.onStop)))
+	end.tell(err)
+	return err
 }
 
 // open opens the templates and the engine.
@@ -175,16 +190,17 @@ func newHandler(engine *sandbox.Engine, keys *server.Keys, log *slog.Logger) htt
 	return server.New(c)
 }
 
-// serve serves until ctx ends, and lets requests end.
-func (s *serveFlags) serve(ctx context.Context, state string, h http.Handler, log *slog.Logger) error {
-	listeners, err := s.listen.open(ctx, state)
+// serve serves until ctx ends, or nobody needs it, and lets requests end.
+func (s *serveFlags) serve(ctx context.Context, end *serverEnd, h http.Handler) error {
+	log := end.log
+	listeners, err := s.listen.open(ctx, end.state)
 	if err != nil {
 		return err
 	}
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	srv := &http.Server{
-		Handler: h, ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Handler: end.handler(h), ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		BaseContext: func(net.Listener) context.Context { return requests },
 	}
 	ended := make(chan error, len(listeners))
@@ -199,7 +215,10 @@ func (s *serveFlags) serve(ctx context.Context, state string, h http.Handler, lo
 	case err = <-ended: // before it was told to
 		err = fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
+	case <-end.unused(ctx):
+		log.Info("not used", "for", s.idleExit)
 	}
+	end.begins()
 	return errors.Join(err, shutDown(srv, s.stopTimeout, cut))
 }
 
