@@ -250,7 +250,12 @@ func (m *fakeMachine) close()                { m.die(errors.New("closed")) }
 
 func (m *fakeMachine) timings() vmm.Timings { return vmm.Timings{Restore: time.Millisecond} }
 
-func (m *fakeMachine) look(ctx context.Context) (look, error) { return fakeLook{m.value}, nil }
+func (m *fakeMachine) look(ctx context.Context) (look, error) {
+	if m.life.Err() != nil {
+		return nil, vmm.ErrClosed
+	}
+	return fakeLook{m.value}, nil
+}
 
 // fakeLook has something in common with those of the same number.
 type fakeLook struct{ value int }

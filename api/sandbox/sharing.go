@@ -48,10 +48,22 @@ func (t *Team) statsNow(ctx context.Context, b *box) (*api.Stats, error) {
 	switch {
 	case err == nil:
 		return s, nil
-	case isClosed(changed):
+	case isClosed(changed) || isClosed(m.done()) && b.changes(ctx, changed):
 		return nil, errOtherState
 	}
 	return nil, t.lostOr(b, m, outer(err, "stats"))
+}
+
+// changes waits for the state in which a sandbox is that has lost its machine, and
+// tells whether that came.
+func (b *box) changes(ctx context.Context, changed <-chan struct{}) bool {
+	select {
+	case <-changed:
+		return true
+	case <-b.life.Done():
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // countProcesses asks the guest, until changed is closed.
@@ -124,7 +136,7 @@ func (t *Team) Sharing(ctx context.Context, q api.SharingQuery) (*api.Sharing, e
 			if t.hasMachine(r) {
 				return nil, outer(errs[k], "sharing")
 			}
-			continue // it was paused or destroyed meanwhile
+			continue // it was paused or destroyed meanwhile, or has ended
 		}
 		u := looks[k].usage()
 		seen = append(seen, looks[k])
@@ -188,5 +200,5 @@ func (t *Team) running(ids []string) (list []runningBox, leftOut int, err error)
 func (e *Engine) hasMachine(r runningBox) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return r.b.m == r.m && r.b.life.Err() == nil
+	return r.b.m == r.m && r.b.life.Err() == nil && !isClosed(r.m.done())
 }

@@ -196,3 +196,34 @@ func TestSharingOfMany(t *testing.T) {
 		t.Errorf("of two of them: %+v", asked)
 	}
 }
+
+// TestSharingOfWhatHasEnded: a machine that has ended by itself, and of which that
+// is not said yet, is no error for those who ask about others, and who asks about
+// it is told how it ended.
+func TestSharingOfWhatHasEnded(t *testing.T) {
+	r, l := newLingering(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := r.create(t, api.Settings{})
+	r.killMachines()
+	soon(t, l.closing)
+	if s, err := r.Sharing(ctx, api.SharingQuery{}); err != nil || len(s.Sandboxes) != 0 {
+		t.Errorf("sharing: %+v, %v", s, err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := r.Stats(short, b.ID); err == nil {
+		t.Error("stats, for nobody: no error")
+	}
+	asked := make(chan error, 1)
+	var s *api.Stats
+	go func() {
+		var err error
+		s, err = r.Stats(ctx, b.ID)
+		asked <- err
+	}()
+	l.ends(t)
+	if err := soon(t, asked); err != nil || *s != (api.Stats{SandboxID: b.ID, State: api.Failed}) {
+		t.Errorf("stats: %+v, %v", s, err)
+	}
+}
