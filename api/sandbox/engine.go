@@ -99,6 +99,8 @@ type Engine struct {
 	metrics  *metrics
 	looks    chan struct{} // has room for machines that are looked at
 
+	comparing chan struct{} // has room for one comparison of many
+
 	// life ends when the engine is closed; everything in the background ends
 	// with it.
 	life context.Context
@@ -143,7 +145,7 @@ func open(ctx context.Context, dir string, o Options, m machines) (*Engine, erro
 	}
 	e := &Engine{
 		dir: dir, machines: m, limits: limits, log: o.Logger, db: db, events: newEvents(), metrics: newMetrics(),
-		looks: make(chan struct{}, max(1, runtime.NumCPU()/2)),
+		looks: make(chan struct{}, max(1, runtime.NumCPU()/2)), comparing: make(chan struct{}, 1),
 		boxes: map[string]*box{}, snaps: map[string]*snap{}, inFlight: map[string]int{}, reserved: map[string]int{},
 		making: map[string]int{}, removing: map[string]chan struct{}{},
 	}

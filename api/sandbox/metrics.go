@@ -142,12 +142,15 @@ const lookWithin = 5 * time.Second
 func (e *Engine) memoryOfAll(machines []machine) (private, shared int64, ok bool) {
 	ctx, cancel := context.WithTimeout(e.life, lookWithin)
 	defer cancel()
-	looks, errs := e.lookAt(ctx, machines)
-	for k, l := range looks {
-		if errs[k] == nil { // or it has ended
-			private += l.usage().memoryOwn
-			shared += l.usage().memoryShared
+	seen := make([]usage, len(machines)) // and not the looks, which are larger
+	e.lookAt(ctx, machines, func(k int, l look, err error) {
+		if err == nil { // or it has ended
+			seen[k] = l.usage()
 		}
+	})
+	for _, u := range seen {
+		private += u.memoryOwn
+		shared += u.memoryShared
 	}
 	return private, shared, ctx.Err() == nil
 }

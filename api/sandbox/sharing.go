@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/forkvm/forkvm/api"
 )
@@ -107,28 +108,42 @@ func (e *Engine) look(ctx context.Context, m machine) (look, error) {
 	}
 }
 
-// lookAt looks at machines.
-func (e *Engine) lookAt(ctx context.Context, machines []machine) ([]look, []error) {
-	looks, errs := make([]look, len(machines)), make([]error, len(machines))
+// lookAt looks at machines, and calls f with what it sees of each, of some at the
+// same time. No more wait for look than there is room for: who asks about one
+// machine does not wait for all of these.
+func (e *Engine) lookAt(ctx context.Context, machines []machine, f func(k int, l look, err error)) {
+	var next atomic.Int64
 	var wg sync.WaitGroup
-	for k, m := range machines {
-		wg.Go(func() { looks[k], errs[k] = e.look(ctx, m) })
+	for range min(cap(e.looks), len(machines)) {
+		wg.Go(func() {
+			for k := int(next.Add(1)) - 1; k < len(machines); k = int(next.Add(1)) - 1 {
+				l, err := e.look(ctx, machines[k])
+				f(k, l, err)
+			}
+		})
 	}
 	wg.Wait()
-	return looks, errs
 }
 
-// Sharing implements [api.Service].
+// Sharing implements [api.Service]. Calls take turns: what is known of machines
+// whose memory is in many pieces takes some itself, and time to compare.
 func (t *Team) Sharing(ctx context.Context, q api.SharingQuery) (*api.Sharing, error) {
 	running, leftOut, err := t.running(q.SandboxIDs)
 	if err != nil {
 		return nil, err
 	}
+	select {
+	case t.comparing <- struct{}{}:
+		defer func() { <-t.comparing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	machines := make([]machine, len(running))
 	for k, r := range running {
 		machines[k] = r.m
 	}
-	looks, errs := t.lookAt(ctx, machines)
+	looks, errs := make([]look, len(running)), make([]error, len(running))
+	t.lookAt(ctx, machines, func(k int, l look, err error) { looks[k], errs[k] = l, err })
 	s := &api.Sharing{Sandboxes: []api.SandboxSharing{}, Pairs: []api.SharingPair{}, LeftOut: leftOut}
 	var seen []look
 	for k, r := range running {

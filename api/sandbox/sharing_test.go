@@ -3,10 +3,13 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkvm/forkvm/api"
@@ -226,4 +229,66 @@ func TestSharingOfWhatHasEnded(t *testing.T) {
 	if err := soon(t, asked); err != nil || *s != (api.Stats{SandboxID: b.ID, State: api.Failed}) {
 		t.Errorf("stats: %+v, %v", s, err)
 	}
+}
+
+// slowMachine takes a second to be looked at, and another to be compared.
+type slowMachine struct {
+	machine
+	comparing *atomic.Int32
+	most      *atomic.Int32 // comparisons at once
+}
+
+func (m slowMachine) look(ctx context.Context) (look, error) {
+	time.Sleep(time.Second)
+	return slowLook{fakeLook{}, m}, nil
+}
+
+type slowLook struct {
+	fakeLook
+	m slowMachine
+}
+
+func (l slowLook) with(look) (memory, disk int64) {
+	if n := l.m.comparing.Add(1); n > l.m.most.Load() {
+		l.m.most.Store(n)
+	}
+	time.Sleep(time.Second)
+	l.m.comparing.Add(-1)
+	return 1, 1
+}
+
+// TestLooksOfManyHoldNobodyUp: who asks about one machine waits for few others,
+// however many somebody else asks about, and those who compare many take turns.
+func TestLooksOfManyHoldNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &Engine{looks: make(chan struct{}, 2), comparing: make(chan struct{}, 1), boxes: map[string]*box{}}
+		m := slowMachine{comparing: new(atomic.Int32), most: new(atomic.Int32)}
+		for k := range 50 {
+			b := newBox(t.Context(), sandboxRecord{Team: "one", Sandbox: api.Sandbox{ID: fmt.Sprint(k)}})
+			b.m = m
+			e.boxes[b.id] = b
+		}
+		var asked sync.WaitGroup
+		for range 2 {
+			asked.Go(func() {
+				if s, err := e.Team("one").Sharing(t.Context(), api.SharingQuery{}); err != nil || len(s.Pairs) != 50*49/2 {
+					t.Errorf("sharing: %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		begin := time.Now()
+		if _, err := e.look(t.Context(), m); err != nil || time.Since(begin) > 3*time.Second {
+			t.Errorf("the look at one took %v, %v", time.Since(begin), err)
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := e.Team("one").Sharing(short, api.SharingQuery{}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("whose turn did not come in time: %v", err)
+		}
+		asked.Wait()
+		if m.most.Load() != 1 {
+			t.Errorf("%d were compared at once", m.most.Load())
+		}
+	})
 }
