@@ -139,6 +139,7 @@ func newList() *cobra.Command {
 	}
 	f := cmd.Flags()
 	states := f.StringSlice("state", nil, "only those in any of these `states`: creating, running, paused, failed and so on")
+	_ = cmd.RegisterFlagCompletionFunc("state", completeStates) // the flag is there
 	metadata := f.StringArray("metadata", nil, "only those with this `KEY=VALUE`")
 	prefix := f.String("name", "", "only those whose name begins with this `prefix`")
 	asJSON := jsonFlag(cmd)
@@ -157,6 +158,11 @@ func newList() *cobra.Command {
 		return printBoxes(cmd.OutOrStdout(), boxes)
 	})
 }
+
+var completeStates = cobra.FixedCompletions([]cobra.Completion{
+	string(api.Creating), string(api.Running), string(api.Pausing), string(api.Paused), string(api.Resuming),
+	string(api.Failed), string(api.Destroying),
+}, cobra.ShellCompDirectiveNoFileComp)
 
 func asStates(words []string) (states []api.State) {
 	for _, w := range words {
@@ -311,7 +317,9 @@ not in time, and 125 if the sandbox is destroyed meanwhile.
 		ValidArgsFunction: completeBoxes(1),
 	}
 	states := cmd.Flags().StringSlice("state", []string{string(api.Running)}, "any of these `states`")
+	_ = cmd.RegisterFlagCompletionFunc("state", completeStates) // the flag is there
 	timeout := cmd.Flags().Duration("timeout", 0, "how long to wait (default for ever)")
+	asJSON := jsonFlag(cmd)
 	return onServer(cmd, func(cmd *cobra.Command, s api.Service, args []string) error {
 		if *timeout < 0 {
 			return usageError("negative --timeout")
@@ -321,9 +329,13 @@ not in time, and 125 if the sandbox is destroyed meanwhile.
 			return err
 		}
 		b, err := waitFor(cmd, s, id, asStates(*states), *timeout)
-		if err == nil {
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), b.State)
+		if err != nil {
+			return err
 		}
+		if *asJSON {
+			return printJSON(cmd.OutOrStdout(), b)
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), b.State)
 		return err
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 
@@ -19,7 +20,7 @@ import (
 
 func newExec(sig *signals) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "exec SANDBOX [flags] -- COMMAND [ARGUMENT]...",
+		Use:   "exec [flags] SANDBOX [--] COMMAND [ARGUMENT]...",
 		Short: "Run a command in a sandbox; exits as the command did",
 		Long: `Run a command in a sandbox, with input, output and signals of this one, and exit as it
 did. At a terminal and without COMMAND it is a shell. A sandbox that is paused is resumed.
@@ -42,8 +43,12 @@ for 'forkvm logs' and 'forkvm ps'.
 			return err
 		}
 		box, args := args[0], args[1:]
-		if len(args) > 0 && args[0] == "--" {
+		switch {
+		case len(args) == 0 || !strings.HasPrefix(args[0], "-"):
+		case args[0] == "--":
 			args = args[1:]
+		default:
+			return usageError("exec: flags come before the sandbox: %s", args[0])
 		}
 		if *detach && len(args) == 0 {
 			return usageError("no command given (try: forkvm exec -d %s -- sleep 60)", box)

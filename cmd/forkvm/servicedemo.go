@@ -24,6 +24,7 @@ not ok, error. The exit code is 1 if a step failed.`,
 		Args: cobra.NoArgs,
 	}
 	from := cmd.Flags().String("template", "base", "the `name` of the template")
+	_ = cmd.RegisterFlagCompletionFunc("template", completeServed) // the flag is there
 	asJSON := jsonFlag(cmd)
 	return onServer(cmd, func(cmd *cobra.Command, s api.Service, _ []string) error {
 		out := cmd.OutOrStdout()

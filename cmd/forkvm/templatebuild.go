@@ -66,6 +66,7 @@ What steps print goes to standard error, and to a log: 'forkvm template log'.`,
 	b := &templateBuildFlags{memory: 512 << 20, disk: 4 << 30}
 	f := cmd.Flags()
 	f.StringVarP(&b.name, "tag", "t", "", "`name` of the template")
+	_ = cmd.RegisterFlagCompletionFunc("tag", completeTemplates(allArgs)) // the flag is there
 	f.StringVarP(&b.file, "file", "f", "", "the `file` that says how; - is standard input")
 	f.StringArrayVar(&b.args, "build-arg", nil, "set `NAME=VALUE` for ARG, or pass NAME on from here")
 	f.Var(&b.memory, "memory", "guest memory, such as 512M or 4G")
