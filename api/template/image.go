@@ -13,6 +13,10 @@ import (
 type imageSlot struct {
 	turn chan struct{} // holds one value while nobody changes what follows
 	held *heldImage    // nil: none
+
+	// stale: the template has changed while somebody had the turn, who may have
+	// seen it as it was. Store.mu guards it.
+	stale bool
 }
 
 // heldImage is an image that this process has open.
@@ -52,6 +56,10 @@ func (s *Store) Use(ctx context.Context, name string, o BuildOptions) (image *vm
 	if err := CheckName(name); err != nil {
 		return nil, Info{}, nil, err
 	}
+	if _, err := s.Get(name); errors.Is(err, ErrNotFound) && !Builtin(name) {
+		s.letGo(name)
+		return nil, Info{}, nil, err // and no slot is made of a name that is nobody's
+	}
 	slot, err := s.slot(name)
 	if err != nil {
 		return nil, Info{}, nil, err
@@ -61,7 +69,7 @@ func (s *Store) Use(ctx context.Context, name string, o BuildOptions) (image *vm
 	case <-ctx.Done():
 		return nil, Info{}, nil, context.Cause(ctx)
 	}
-	defer func() { slot.turn <- struct{}{} }()
+	defer s.pass(slot)
 	if s.isClosed() {
 		return nil, Info{}, nil, ErrClosed
 	}
@@ -104,6 +112,7 @@ func (s *Store) isClosed() bool {
 // its record and of its snapshot it may be replaced. The caller has the turn.
 func (s *Store) fill(ctx context.Context, slot *imageSlot, name string) (Info, error) {
 	for last := ""; ; {
+		s.fresh(slot)
 		info, err := s.Get(name)
 		if errors.Is(err, ErrNotFound) {
 			s.replace(slot, nil)
@@ -157,16 +166,45 @@ func (s *Store) replace(slot *imageSlot, by *heldImage) {
 func (s *Store) letGo(name string) {
 	s.mu.Lock()
 	slot := s.images[name]
+	if slot != nil {
+		slot.stale = true
+	}
 	s.mu.Unlock()
 	if slot == nil {
 		return
 	}
 	select {
 	case <-slot.turn:
-		s.replace(slot, nil)
-		slot.turn <- struct{}{}
-	default: // who has the turn looks which it is to be
+		s.pass(slot)
+	default: // who has the turn does it
 	}
+}
+
+// pass gives the turn back. If the template has changed since it was looked at,
+// the slot is empty then.
+func (s *Store) pass(slot *imageSlot) {
+	for !s.passFresh(slot) {
+		s.replace(slot, nil)
+	}
+}
+
+// passFresh gives the turn back, unless the slot is stale.
+func (s *Store) passFresh(slot *imageSlot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slot.stale {
+		slot.stale = false
+		return false
+	}
+	slot.turn <- struct{}{} // there is room
+	return true
+}
+
+// fresh notes that what is seen of the template from now on is as it is.
+func (s *Store) fresh(slot *imageSlot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot.stale = false
 }
 
 // use counts a user of an image until the function that it returns is called.

@@ -3,7 +3,10 @@ package template
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -77,5 +80,105 @@ func TestImagesThatWereReplaced(t *testing.T) {
 		if n != 0 {
 			t.Errorf("closed: %s is open %d times", id, n)
 		}
+	}
+}
+
+// TestImageOfATemplateThatGoesWhileItIsLoaded is closed with its last user.
+func TestImageOfATemplateThatGoesWhileItIsLoaded(t *testing.T) {
+	s, _ := fakeStore(t, t.TempDir())
+	open := loads(s)
+	load := s.load
+	s.load = func(ctx context.Context, id string) (*vmm.Image, func() error, error) {
+		image, closeImage, err := load(ctx, id)
+		return image, closeImage, errors.Join(err, s.Remove(ctx, "x"))
+	}
+	x := build1(t, s, Spec{Name: "x", Source: []byte("FROM base")})
+	_, _, done, err := s.Use(t.Context(), "x", BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if open[x.Snapshot] != 1 {
+		t.Errorf("in use, it is open %d times", open[x.Snapshot])
+	}
+	done()
+	if open[x.Snapshot] != 0 {
+		t.Errorf("without users, it is open %d times", open[x.Snapshot])
+	}
+}
+
+// TestNamesThatAreNone leave nothing behind.
+func TestNamesThatAreNone(t *testing.T) {
+	s, _ := fakeStore(t, t.TempDir())
+	for k := range 100 {
+		if _, _, _, err := s.Use(t.Context(), fmt.Sprint("x", k), BuildOptions{}); !errors.Is(err, ErrNotFound) {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.images); n != 0 {
+		t.Errorf("%d are remembered", n)
+	}
+}
+
+// TestImagesUnderWay has some use a template, and others build and remove it, at
+// once: each image is closed once, and when it is not used.
+func TestImagesUnderWay(t *testing.T) {
+	s, _ := fakeStore(t, t.TempDir())
+	var mu sync.Mutex
+	open := map[*vmm.Image]bool{}
+	s.load = func(context.Context, string) (*vmm.Image, func() error, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		image := new(vmm.Image)
+		open[image] = true
+		return image, func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !open[image] {
+				t.Error("closed twice")
+			}
+			delete(open, image)
+			return nil
+		}, nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := func(err error) bool { return err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrBusy) }
+	var wg sync.WaitGroup
+	for n := range 3 {
+		wg.Go(func() {
+			for k := range 50 {
+				source := fmt.Sprintf("FROM base\nRUN %d-%d", n, k)
+				if _, err := s.Build(ctx, Spec{Name: "x", Source: []byte(source)}, BuildOptions{}); !ended(err) {
+					t.Error(err)
+				}
+				if err := s.Remove(ctx, "x"); !ended(err) {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 200 {
+				image, _, done, err := s.Use(ctx, "x", BuildOptions{})
+				if err != nil {
+					if !ended(err) && !unusable(err) {
+						t.Error(err)
+					}
+					continue
+				}
+				mu.Lock()
+				if !open[image] {
+					t.Error("closed while it is used")
+				}
+				mu.Unlock()
+				done()
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Remove(ctx, "x"); !ended(err) {
+		t.Error(err)
+	}
+	if len(open) != 0 {
+		t.Errorf("%d are open in the end", len(open))
 	}
 }
