@@ -171,6 +171,8 @@ type call struct {
 	in    *upload // of those that hand on their body
 	// stop undoes that the connection fails when the context ends.
 	stop func() bool
+	// events is the answer if it is a stream.
+	events *stream
 
 	svc    api.Service // of the account
 	box    Sandbox     // of the token
@@ -194,6 +196,11 @@ func (s *server) handler(rt route) http.Handler {
 			s.noMethod(c.w, r, rt.method)
 			return
 		}
+		defer func() {
+			if c.events != nil {
+				c.events.close() // also if there was a panic
+			}
+		}()
 		if err := c.carryOut(rt); err != nil {
 			s.fail(c.w, r, err)
 		}

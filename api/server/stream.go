@@ -22,12 +22,21 @@ type stream struct {
 	mu    sync.Mutex
 	begun bool          // guarded by mu
 	err   error         // of the first write that failed; guarded by mu
-	ended chan struct{} // closed by end
+	ended chan struct{} // closed by close
+	once  sync.Once     // that it is
 	alive sync.WaitGroup
 }
 
+// stream is that of the call, whose end closes it.
 func (c *call) stream() *stream {
-	return &stream{w: c.w, rc: http.NewResponseController(c.w), keepAlive: c.KeepAlive, ended: make(chan struct{})}
+	c.events = &stream{w: c.w, rc: http.NewResponseController(c.w), keepAlive: c.KeepAlive, ended: make(chan struct{})}
+	return c.events
+}
+
+// close returns when nothing more is written but by send.
+func (s *stream) close() {
+	s.once.Do(func() { close(s.ended) })
+	s.alive.Wait()
 }
 
 // begin sends the header. The caller has mu.
@@ -101,8 +110,7 @@ func (s *stream) end(c *call, event string, data any, err error) error {
 		c.note(c.w, c.r, err)
 		err = s.send(wire.Error, "", wire.Envelope{Error: apiError(err)})
 	}
-	close(s.ended)
-	s.alive.Wait()
+	s.close()
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkvm/forkvm/api"
@@ -438,4 +439,54 @@ func TestD14_RefusedHalfWay(t *testing.T) {
 			t.Errorf("a build: %v", err)
 		}
 	}
+}
+
+// lateWriter is a response that tells of what is written when its handler has
+// returned.
+type lateWriter struct {
+	header   http.Header
+	returned atomic.Bool
+	late     atomic.Int64
+}
+
+func (w *lateWriter) Header() http.Header { return w.header }
+func (w *lateWriter) WriteHeader(int)     {}
+func (w *lateWriter) Flush()              {}
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	if w.returned.Load() {
+		w.late.Add(1)
+	}
+	return len(p), nil
+}
+
+// TestNothingIsWrittenAfterAPanic: what keeps a stream alive ends with it.
+func TestNothingIsWrittenAfterAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := &apitest.Fake{OnBuild: func(_ context.Context, _ api.BuildRequest, _ io.Reader, log io.Writer) (*api.Template, error) {
+			io.WriteString(log, "x")
+			panic("out of cheese")
+		}}
+		r, err := http.NewRequestWithContext(t.Context(), "POST", "/v1/templates", strings.NewReader(form([2]string{"request", `{"name":"web"}`})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, value, _ := strings.Cut(formType, ": ")
+		r.Header.Set(name, value)
+		r.Header.Set("X-API-Key", apitest.Key)
+		w := &lateWriter{header: http.Header{}}
+		func() {
+			defer func() {
+				if p := recover(); p != http.ErrAbortHandler {
+					t.Errorf("panic: %v", p)
+				}
+			}()
+			server.New(fake.Config()).ServeHTTP(w, r)
+		}()
+		w.returned.Store(true)
+		time.Sleep(time.Hour) // of the bubble
+		if n := w.late.Load(); n != 0 {
+			panic(fmt.Sprint(n, " writes to a response whose handler has returned")) // the bubble would not end
+		}
+	})
 }
