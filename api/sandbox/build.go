@@ -20,13 +20,15 @@ const (
 	maxContextEntries = 1 << 18
 	maxContextName    = 1 << 10 // bytes
 	maxContextPadding = 1 << 20 // bytes after the end of the archive
+	contextChunk      = 32 << 10
 )
 
 // buildRetry is when to try again if as many templates are being built as may be.
 const buildRetry = 10 * time.Second
 
 // BuildTemplate implements [api.Service]. The archive is plain tar; links in it
-// that lead out are refused, and owners, set-id bits and times of no account.
+// that lead out are refused, and owners, set-id bits and times of no account. If
+// ctx or the engine ends while it is read, a call of its Read may be left waiting.
 func (t *Team) BuildTemplate(ctx context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (*api.Template, error) {
 	if err := t.checkBuild(&r); err != nil {
 		return nil, err
@@ -104,7 +106,7 @@ func (e *Engine) unpack(ctx context.Context, archive io.Reader) (dir string, err
 		return "", outer(err, "context")
 	}
 	limits := localtree.Limits{Bytes: e.limits.Context, Entries: maxContextEntries, Name: maxContextName}
-	r := contextReader{ctx, archive}
+	r := &contextReader{ctx, archive, make([]byte, contextChunk)}
 	if err = localtree.Unpack(dir, r, limits); err == nil {
 		_, err = io.CopyN(io.Discard, r, maxContextPadding)
 		if err == nil {
@@ -135,17 +137,33 @@ func (e *Engine) removeContext(dir string) {
 	}
 }
 
-// contextReader fails when ctx ends.
+// contextReader fails when ctx ends, also while r does not answer. It is for one
+// goroutine.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader
+	buf []byte // for r, which may still write to it when ctx has ended
 }
 
-func (c contextReader) Read(p []byte) (int, error) {
+func (c *contextReader) Read(p []byte) (int, error) {
 	if err := context.Cause(c.ctx); err != nil {
 		return 0, err
 	}
-	return c.r.Read(p)
+	type result struct {
+		n   int
+		err error
+	}
+	got, buf := make(chan result, 1), c.buf[:min(len(p), len(c.buf))]
+	go func() {
+		n, err := c.r.Read(buf)
+		got <- result{n, err}
+	}()
+	select {
+	case r := <-got:
+		return copy(p, buf[:r.n]), r.err
+	case <-c.ctx.Done():
+		return 0, context.Cause(c.ctx)
+	}
 }
 
 // buildError is the error of a build. That a step of the file does not go well is

@@ -313,3 +313,55 @@ func TestSlowBuildsAreNotInTheWay(t *testing.T) {
 	}
 	must[*api.Template](t)(r.BuildTemplate(ctx, web, nil, nil))
 }
+
+// stuck is a reader that tells when it is asked, and does not answer before it is
+// over.
+type stuck struct{ asked, over chan struct{} }
+
+func (s stuck) Read([]byte) (int, error) {
+	close(s.asked)
+	<-s.over
+	return 0, io.ErrUnexpectedEOF
+}
+
+// TestBuildWhoseContextDoesNotCome: neither who gives up nor who closes the engine
+// waits for an archive of which nothing comes any more.
+func TestBuildWhoseContextDoesNotCome(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(r *rig, cancel func()) error
+		want error
+	}{
+		"given up": {func(_ *rig, cancel func()) error { cancel(); return nil }, context.Canceled},
+		"closed":   {func(r *rig, _ func()) error { return r.Close(context.Background(), CloseDestroys) }, errClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Limits{})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			archive := stuck{make(chan struct{}), make(chan struct{})}
+			defer close(archive.over) // before the engine is closed, should that wait
+			built, ended := make(chan error, 1), make(chan error, 1)
+			go func() {
+				_, err := r.BuildTemplate(ctx, web, archive, nil)
+				built <- err
+			}()
+			<-archive.asked
+			go func() { ended <- c.end(r, cancel) }()
+			for _, done := range []chan error{built, ended} {
+				want := c.want
+				if done == ended {
+					want = nil
+				}
+				select {
+				case err := <-done:
+					if !errors.Is(err, want) {
+						t.Errorf("%v, want %v", err, want)
+					}
+				case <-time.After(10 * time.Second):
+					t.Fatal("it waits")
+				}
+			}
+			r.wantNoContexts(t, name)
+		})
+	}
+}
