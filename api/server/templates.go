@@ -65,25 +65,34 @@ func (c *call) readBuild() (r api.BuildRequest, archive io.Reader, err error) {
 	if err != nil {
 		return r, nil, err
 	}
-	last := lastPart{part, parts, c.r.Body}
+	last := lastPart{part, parts, c}
 	if part == nil {
 		err = last.end()
 	} else {
 		archive = last
 	}
-	rc.SetReadDeadline(time.Time{})
 	return r, archive, errors.Join(err, c.ctx().Err())
 }
 
+// awaitBody has reading fail if nothing comes for bodyTimeout.
+func (c *call) awaitBody() error {
+	rc := http.NewResponseController(c.w)
+	rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // unless the writer knows no such thing
+	return c.ctx().Err()                            // if it has ended before that, reading would go on
+}
+
 // lastPart is the last part of a body, and ends only if the body does: then it is
-// known when the client goes.
+// known when the client goes. Something has to come every bodyTimeout.
 type lastPart struct {
 	io.Reader
 	parts *multipart.Reader
-	body  io.Reader
+	call  *call
 }
 
 func (p lastPart) Read(b []byte) (int, error) {
+	if err := p.call.awaitBody(); err != nil {
+		return 0, err
+	}
 	n, err := p.Reader.Read(b)
 	if err == io.EOF {
 		if failure := p.end(); failure != nil {
@@ -103,9 +112,10 @@ const maxEpilogue = 64 << 10
 func (p lastPart) end() error {
 	_, err := p.parts.NextRawPart()
 	if errors.Is(err, io.EOF) {
-		_, err = io.CopyN(io.Discard, p.body, maxEpilogue)
+		_, err = io.CopyN(io.Discard, p.call.r.Body, maxEpilogue)
 	}
 	if errors.Is(err, io.EOF) {
+		http.NewResponseController(p.call.w).SetReadDeadline(time.Time{}) // it is done
 		return nil
 	}
 	if err == nil {

@@ -1,15 +1,19 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/client"
@@ -210,6 +214,72 @@ func TestBuildEndsWithItsClient(t *testing.T) {
 type fullWriter struct{ err error }
 
 func (w fullWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// pipes listens for connections that are in memory.
+type pipes chan net.Conn
+
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{Net: "pipe"} }
+func (p pipes) Close() error   { close(p); return nil }
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+// TestContextThatDoesNotCome: a client that sends nothing for a minute is not
+// waited for, and one that is slow is; how long a build takes then does not matter.
+func TestContextThatDoesNotCome(t *testing.T) { synctest.Test(t, testContextThatDoesNotCome) }
+
+func testContextThatDoesNotCome(t *testing.T) {
+	fake := &apitest.Fake{OnBuild: func(ctx context.Context, r api.BuildRequest, archive io.Reader, _ io.Writer) (*api.Template, error) {
+		if _, err := io.Copy(io.Discard, archive); err != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(time.Hour):
+			return apitest.Template(r.Name), nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}}
+	l := make(pipes)
+	s := &http.Server{Handler: server.New(fake.Config())}
+	go s.Serve(l)
+	defer s.Close()
+	whole := form([2]string{"request", `{"name":"web"}`}, [2]string{"context", strings.Repeat("x", 100)})
+	for what, c := range map[string]struct {
+		sent   string
+		status int
+		took   time.Duration // after the last piece was sent
+	}{"all": {whole, http.StatusOK, time.Hour}, "half": {whole[:len(whole)-80], http.StatusBadRequest, time.Minute}} {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		l <- theirs
+		fmt.Fprintf(ours, "POST /v1/templates HTTP/1.1\r\nHost: x\r\nX-API-Key: %s\r\n%s\r\nContent-Length: %d\r\n\r\n", apitest.Key, formType, len(whole))
+		head := strings.Index(c.sent, "xxx")
+		for k := range 4 { // it comes in a minute
+			time.Sleep(14 * time.Second)
+			io.WriteString(ours, c.sent[k*head/4:(k+1)*head/4])
+		}
+		for rest := c.sent[head:]; len(rest) > 0; {
+			time.Sleep(59 * time.Second)
+			n := min(len(rest), 50)
+			io.WriteString(ours, rest[:n])
+			rest = rest[n:]
+		}
+		begin := time.Now()
+		resp, err := http.ReadResponse(bufio.NewReader(ours), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if resp.StatusCode != c.status || time.Since(begin) != c.took || err != nil {
+			t.Errorf("%s: after %v: %s %s, %v", what, time.Since(begin), resp.Status, body, err)
+		}
+	}
+}
 
 // TestX18_AdministratorsBuildAndDelete: over HTTP nobody else does.
 func TestX18_AdministratorsBuildAndDelete(t *testing.T) {
