@@ -3,7 +3,6 @@ package snapshot
 import (
 	"math"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,8 +14,9 @@ type Range struct{ Start, End int64 }
 // ranges the rest counts as data.
 const maxDataRanges = 1 << 16
 
-// Inode tells files of this host apart, as long as they exist or are open.
-type Inode struct{ Device, Number uint64 }
+// Inode tells files apart that are layers of this process, those that are no more
+// included.
+type Inode struct{ device, number, life uint64 }
 
 // looked is what was found out about a layer's file.
 type looked struct {
@@ -26,22 +26,61 @@ type looked struct {
 	data      []Range
 }
 
-// unknown counts layers whose inode cannot be found out.
-var unknown atomic.Uint64
+// openInodes are those of layers that are open and were asked for theirs. A file
+// system gives the number of a file that is gone to the next one, as often as not.
+var openInodes = struct {
+	mu    sync.Mutex
+	lives uint64                 // guarded by mu: given so far
+	uses  map[[2]uint64]inodeUse // guarded by mu: by device and number
+}{uses: map[[2]uint64]inodeUse{}}
+
+// inodeUse is which life of a number it is, and how many layers have it.
+type inodeUse struct {
+	life   uint64
+	layers int
+}
 
 // Inode is the file's. Layers with the same are the same bytes, which the host
 // has in memory once: a store that was asked twice may have opened a file
 // twice. The caller holds a reference.
 func (l *Layer) Inode() Inode {
-	l.looked.inodeOnce.Do(func() {
-		var st unix.Stat_t
-		if err := unix.Fstat(l.FD(), &st); err != nil {
-			l.looked.inode = Inode{math.MaxUint64, unknown.Add(1)} // like no other
-			return
-		}
-		l.looked.inode = Inode{st.Dev, st.Ino}
-	})
+	l.looked.inodeOnce.Do(func() { l.looked.inode = findInode(l.FD()) })
 	return l.looked.inode
+}
+
+func findInode(fd int) Inode {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	openInodes.mu.Lock()
+	defer openInodes.mu.Unlock()
+	at := [2]uint64{st.Dev, st.Ino}
+	use := openInodes.uses[at]
+	if err != nil || use.layers == 0 {
+		openInodes.lives++
+		use.life = openInodes.lives
+	}
+	if err != nil {
+		return Inode{math.MaxUint64, math.MaxUint64, use.life} // like no other
+	}
+	use.layers++
+	openInodes.uses[at] = use
+	return Inode{st.Dev, st.Ino, use.life}
+}
+
+// forget is called when the layer is about to be closed.
+func (k *looked) forget() {
+	if k.inode.life == 0 {
+		return // nobody has asked
+	}
+	openInodes.mu.Lock()
+	defer openInodes.mu.Unlock()
+	at := [2]uint64{k.inode.device, k.inode.number}
+	use := openInodes.uses[at]
+	if use.layers--; use.layers > 0 {
+		openInodes.uses[at] = use
+	} else {
+		delete(openInodes.uses, at)
+	}
 }
 
 // Data is where the layer has bytes, in order and apart; what is between is

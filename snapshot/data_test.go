@@ -88,3 +88,54 @@ func TestLayerDataOfFile(t *testing.T) {
 		t.Error("two files are one")
 	}
 }
+
+// TestInodesAreNew: a file which has the number of one that is gone is another,
+// and nothing is kept of those that are gone.
+func TestInodesAreNew(t *testing.T) {
+	make1 := func(name string) *Layer {
+		f, err := os.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer, err := NewLayer(f, PageSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return layer
+	}
+	name := filepath.Join(t.TempDir(), "layer")
+	before := len(openInodes.uses)
+	seen := map[Inode]bool{}
+	for range 20 {
+		layer := make1(name)
+		id := layer.Inode()
+		if seen[id] || layer.Inode() != id {
+			t.Fatalf("%+v was that of a file that is gone", id)
+		}
+		seen[id] = true
+		again, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		same, err := NewLayer(again, PageSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same.Inode() != id {
+			t.Error("a file opened twice is two")
+		}
+		layer.Release()
+		third := make1(name + "x")
+		if same.Inode() != id || third.Inode() == id {
+			t.Error("with one of two layers closed, the other is another")
+		}
+		third.Release()
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		same.Release()
+	}
+	if n := len(openInodes.uses); n != before {
+		t.Errorf("%d inodes are known, and %d were before", n, before)
+	}
+}

@@ -75,6 +75,7 @@ func (l *Layer) Retain() {
 func (l *Layer) Release() {
 	switch n := l.refs.Add(-1); {
 	case n == 0:
+		l.looked.forget()
 		l.file.Close()
 	case n < 0:
 		panic("snapshot: Release of a released layer")
