@@ -51,9 +51,10 @@ func (c *call) buildTemplate() error {
 
 // readBuild reads a body up to the context, which is nil if there is none.
 func (c *call) readBuild() (r api.BuildRequest, archive io.Reader, err error) {
-	rc := http.NewResponseController(c.w)
-	rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // unless the writer knows no such thing
-	c.upload().began.Store(true)                    // for linger: it is read from here on
+	c.upload().began.Store(true) // for linger: it is read from here on
+	if err := c.awaitBody(); err != nil {
+		return r, nil, err
+	}
 	parts, err := c.r.MultipartReader()
 	if err != nil {
 		return r, nil, api.Errorf(api.BadRequest, "body: %w", err)
