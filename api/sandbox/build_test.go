@@ -17,6 +17,7 @@ import (
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/initrd/rootfs"
 )
 
 // archive is a tar archive. Files are filled with as much as their headers say.
@@ -286,6 +287,7 @@ func TestErrorsOfBuilds(t *testing.T) {
 		{step(&client.ExitError{Code: 5}), api.BadRequest}, {step(template.ErrNotReady), api.BadRequest}, {step(errors.New("broken")), api.InternalError},
 		{step(syscall.ENOSPC), api.NotEnoughSpace}, {template.ErrSyntax, api.BadRequest}, {template.ErrMachine, api.BadRequest},
 		{template.ErrOutside, api.BadRequest}, {template.ErrContext, api.BadRequest}, {template.ErrNoTool, api.InternalError}, {template.ErrBusy, api.Conflict},
+		{rootfs.ErrNoImage, api.BadRequest}, {rootfs.ErrFormat, api.BadRequest}, {rootfs.ErrLimit, api.BadRequest}, {rootfs.ErrDigest, api.BadRequest},
 	} {
 		r.w.onBuild = func(context.Context, template.Spec, template.BuildOptions) error { return c.err }
 		_, err := r.BuildTemplate(t.Context(), web, nil, nil)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
+	"github.com/forkvm/forkvm/initrd/rootfs"
 	"github.com/forkvm/forkvm/initrd/rootfs/ext4"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm"
@@ -51,6 +52,7 @@ func codeOf(err error) api.Code {
 		{snapshot.ErrNotFound, api.NotFound}, {snapshot.ErrNoSpace, api.NotEnoughSpace},
 		{syscall.ENOSPC, api.NotEnoughSpace}, {syscall.EDQUOT, api.NotEnoughSpace}, {syscall.ENOMEM, api.OutOfCapacity},
 		{template.ErrContext, api.BadRequest}, // after what the host may lack
+		{rootfs.ErrNoImage, api.BadRequest}, {rootfs.ErrFormat, api.BadRequest}, {rootfs.ErrLimit, api.BadRequest}, {rootfs.ErrDigest, api.BadRequest},
 		{snapshot.ErrIncompatible, api.Conflict}, {vmm.ErrClosed, api.Gone},
 		{vmm.ErrPowerOff, api.Gone}, {vmm.ErrReset, api.Gone}, {vmm.ErrPanic, api.Gone}, {vmm.ErrCrash, api.Gone},
 	} {

@@ -44,7 +44,7 @@ var ErrOutside = errors.New("a file outside of the context directory")
 func (p place) path(from string) (string, error) {
 	if !filepath.IsAbs(from) {
 		if p.dir == "" {
-			return "", errors.New("a relative path, and no context directory")
+			return "", fmt.Errorf("%w: there is none, and the path is relative", ErrContext)
 		}
 		from = filepath.Join(p.dir, from)
 	}
@@ -130,7 +130,7 @@ func build(ctx context.Context, path, tmp, from string, in place, log io.Writer)
 	if !isPath(from) {
 		src, err := registry.Image(from, registry.Options{})
 		if err != nil {
-			return rootfs.Info{}, err
+			return rootfs.Info{}, fmt.Errorf("%w: %w", rootfs.ErrNoImage, err)
 		}
 		return rootfs.Build(ctx, path, src, rootfs.Options{})
 	}

@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/forkvm/forkvm/initrd/rootfs"
 )
 
 // container is an image with one layer, and a configuration.
@@ -162,11 +166,20 @@ func TestBaseRefuses(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "text", "no archive")
 	put(t, dir, "layout/oci-layout", "{}")
-	for _, from := range []string{"./text", "./layout", "./none", "/dev/null", "localhost:1/none", "Bad Name"} {
+	for from, want := range map[string]error{
+		"./text": rootfs.ErrFormat, "./layout": rootfs.ErrFormat, "./none": fs.ErrNotExist, "/dev/null": nil, "localhost:1/none": nil, "Bad Name": rootfs.ErrNoImage,
+	} {
 		s, _ := fakeStore(t, t.TempDir())
 		_, err := s.Build(t.Context(), Spec{Name: "x", Source: []byte("FROM '" + from + "'"), Context: dir}, BuildOptions{})
-		if err == nil || !strings.Contains(err.Error(), "FROM "+from) {
+		if err == nil || !strings.Contains(err.Error(), "FROM "+from) || want != nil && !errors.Is(err, want) {
 			t.Errorf("%s: %v", from, err)
+		}
+	}
+	for _, context := range []string{"", dir} {
+		s, _ := fakeStore(t, t.TempDir())
+		_, err := s.Build(t.Context(), Spec{Name: "x", Source: []byte("FROM ./none"), Context: context, Confined: true}, BuildOptions{})
+		if !errors.Is(err, ErrContext) {
+			t.Errorf("in the context %q: %v", context, err)
 		}
 	}
 }

@@ -105,7 +105,7 @@ func (e *StepError) Unwrap() error { return e.Err }
 // no longer: either may be built again or removed, and the other stays.
 //
 // It fails with ErrSyntax, ErrName, ErrMachine, ErrContext, ErrOutside, ErrNoTool, a
-// *StepError, or what machines and snapshots fail with. A template of that name then
+// *StepError, or what images, machines and snapshots fail with. A template of that name then
 // stays as it is, and so it does if ctx ends. Steps that were done are cached.
 func (s *Store) Build(ctx context.Context, spec Spec, o BuildOptions) (Info, error) {
 	f, err := spec.parse()

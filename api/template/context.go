@@ -18,7 +18,8 @@ import (
 // maxEntries is how many files a step may copy.
 const maxEntries = 1 << 20
 
-// ErrContext: the context directory does not have what COPY is to take from it.
+// ErrContext: the context directory does not have what COPY or FROM is to take
+// from it.
 var ErrContext = errors.New("context directory")
 
 // errChanged is a file that was another one when it was summed.
