@@ -110,7 +110,6 @@ func TestClaimInVain(t *testing.T) {
 func TestLocks(t *testing.T) {
 	state := t.TempDir()
 	e := &serverEnd{state: state, log: slog.New(slog.DiscardHandler), usage: newUsage()}
-	defer e.close()
 	var used []*os.File
 	for range 2 {
 		f, err := takeLock(t.Context(), state, useLock, unix.LOCK_SH)
@@ -151,35 +150,36 @@ func TestLocks(t *testing.T) {
 // it or of the next.
 func TestAServerIsAlwaysThere(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
-	env := append(os.Environ(), "FORKVM_STATE="+state, "FORKVM_TEMPLATES="+filepath.Join(state, "templates"), idleVariable+"=1ms")
+	run := func(args ...string) (out, errs string, err error) {
+		cmd := exec.CommandContext(t.Context(), "forkvm", args...)
+		cmd.Env = append(os.Environ(), "FORKVM_STATE="+state, "FORKVM_TEMPLATES="+filepath.Join(state, "templates"), idleVariable+"=1ms")
+		var stdout, stderr strings.Builder
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		err = cmd.Run()
+		return stdout.String(), stderr.String(), err
+	}
 	var asked sync.WaitGroup
-	var started atomic.Int64
 	for range 3 {
 		asked.Go(func() {
-			for range 5 {
-				cmd := exec.CommandContext(t.Context(), "forkvm", "ls", "--json")
-				cmd.Env = env
-				var errs strings.Builder
-				cmd.Stderr = &errs
-				out, err := cmd.Output()
-				if err != nil || string(out) != "[]\n" {
-					t.Errorf("%v: %s%s", err, out, &errs)
+			for range 4 {
+				if out, errs, err := run("ls", "--json"); err != nil || out != "[]\n" {
+					t.Errorf("%v: %s%s", err, out, errs)
 				}
-				started.Add(int64(strings.Count(errs.String(), "started a server")))
 			}
 		})
 	}
 	asked.Wait()
-	cmd := exec.CommandContext(t.Context(), "forkvm", "serve", "stop")
-	cmd.Env = env
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
+	if err := signalServer(state, 0); errors.Is(err, errGoesOn) { // otherwise it had ended before
+		t.Error(err)
+	}
+	if _, errs, err := run("ls"); err != nil || !strings.Contains(errs, "started a server") {
+		t.Errorf("after the end of one: %v: %s", err, errs)
+	}
+	if _, errs, err := run("serve", "stop"); err != nil || errs != "" {
+		t.Errorf("%v: %s", err, errs)
 	}
 	if _, err := os.Stat(filepath.Join(state, "forkvm.sock")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket: %v", err)
-	}
-	if started.Load() < 2 {
-		t.Errorf("%d servers were started: none ended meanwhile", started.Load())
 	}
 }
 
@@ -263,4 +263,34 @@ func TestStopOfAnOldServer(t *testing.T) {
 	if err := stopAt(t.Context(), socket); err != nil {
 		t.Errorf("where none runs: %v", err)
 	}
+}
+
+// TestManyStop: whoever asks a server to stop knows that it has ended when there
+// is an answer.
+func TestManyStop(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	run := func(args ...string) error {
+		cmd := exec.CommandContext(t.Context(), "forkvm", args...)
+		cmd.Env = append(os.Environ(), "FORKVM_STATE="+state, "FORKVM_TEMPLATES="+filepath.Join(state, "templates"))
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
+		return err
+	}
+	if run("ls") != nil {
+		return
+	}
+	var asked sync.WaitGroup
+	for range 4 {
+		asked.Go(func() {
+			if run("serve", "stop") != nil {
+				return
+			}
+			if pid, err := serverOf(state); pid != 0 || err != nil {
+				t.Errorf("process %d has not ended: %v", pid, err)
+			}
+		})
+	}
+	asked.Wait()
 }

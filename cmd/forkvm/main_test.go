@@ -139,17 +139,32 @@ func stopServer(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(signalServer(ts.MkAbs("state"), unix.SIGTERM))
 }
 
-// signalServer ends the server that a command has started for a directory.
-func signalServer(state string, sig syscall.Signal) error {
+var errGoesOn = errors.New("the server goes on")
+
+// serverOf is the process that serves a directory, and 0 if it has ended.
+func serverOf(state string) (pid int, err error) {
 	log, err := os.ReadFile(filepath.Join(state, "serve.log"))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	started := regexp.MustCompile(`listening.* pid=([0-9]+)`).FindAllStringSubmatch(string(log), -1)
 	if started == nil {
-		return errors.New("no server was started")
+		return 0, errors.New("no server was started")
 	}
-	pid, err := strconv.Atoi(started[len(started)-1][1])
+	pid, err = strconv.Atoi(started[len(started)-1][1])
+	if err != nil {
+		return 0, err
+	}
+	// Another process may have its number.
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || !strings.Contains(string(line), state) {
+		return 0, nil
+	}
+	return pid, nil
+}
+
+// signalServer ends the server that a command has started for a directory.
+func signalServer(state string, sig syscall.Signal) error {
+	pid, err := serverOf(state)
 	if err != nil {
 		return err
 	}
@@ -158,15 +173,14 @@ func signalServer(state string, sig syscall.Signal) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// It may have ended, and another process may have its number.
-	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err != nil || !strings.Contains(string(line), state) {
-		return fmt.Errorf("process %d is no server: %q, %w", pid, line, err)
+	if again, err := serverOf(state); again != pid {
+		return fmt.Errorf("process %d is no server any more: %v", pid, err)
 	}
 	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil {
 		return err
 	}
 	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000); n != 1 {
-		return fmt.Errorf("the server goes on: %w", err)
+		return fmt.Errorf("%w: %v", errGoesOn, err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -130,7 +131,7 @@ func (s *serveFlags) run(ctx context.Context, sig *signals) error {
 		return err
 	}
 	end := &serverEnd{state: state, after: s.idleExit, idle: engine.Idle, log: log, usage: newUsage()}
-	defer end.close() // at the very last
+	defer runtime.KeepAlive(end) // its locks end with the process
 	defer closeStore()
 	ctx, end.stop = context.WithCancel(ctx)
 	defer end.stop()
@@ -196,6 +197,9 @@ func (s *serveFlags) serve(ctx context.Context, end *serverEnd, h http.Handler) 
 	listeners, err := s.listen.open(ctx, end.state)
 	if err != nil {
 		return err
+	}
+	for _, l := range listeners {
+		defer l.Close() // also of one that was not served yet when it was to stop
 	}
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()

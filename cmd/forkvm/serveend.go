@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -20,9 +19,9 @@ type serverEnd struct {
 	stop  func()        // ends it as a signal does
 	log   *slog.Logger
 	usage *usage
-	locks []*os.File
 
 	mu      sync.Mutex
+	locks   []*os.File // which end with the process
 	waiting []net.Conn // of those who asked it to stop
 }
 
@@ -119,15 +118,4 @@ func (e *serverEnd) tell(err error) {
 		}
 		_, _ = io.WriteString(c, said) // if it is still there
 	}
-}
-
-// close gives the locks back.
-func (e *serverEnd) close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var errs []error
-	for _, f := range e.locks {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -58,14 +58,19 @@ func stopAt(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	if ran, err := askToStop(ctx, socketPath(state)); ran || err != nil {
-		return err
-	}
-	// It may be ending, or only just be starting.
-	lock, err := takeLock(ctx, state, startLock, unix.LOCK_EX)
+	used, err := takeLock(ctx, state, useLock, unix.LOCK_SH) // it does not end for another reason meanwhile
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	defer used.Close()
+	if answered, err := askToStop(ctx, socketPath(state)); answered {
+		return err
+	}
+	// It may be ending, as somebody else told it, or only just be starting.
+	lock, err := takeLock(ctx, state, startLock, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
@@ -74,8 +79,8 @@ func stopAt(ctx context.Context, address string) error {
 	return err
 }
 
-// askToStop stops a server and waits for its end. It tells whether one ran.
-func askToStop(ctx context.Context, socket string) (ran bool, err error) {
+// askToStop stops a server and waits for its end. It tells whether one answered.
+func askToStop(ctx context.Context, socket string) (answered bool, err error) {
 	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
