@@ -29,7 +29,8 @@ const buildRetry = 10 * time.Second
 // BuildTemplate implements [api.Service]. The archive is plain tar; links in it
 // that lead out are refused, and owners, set-id bits and times of no account. If
 // ctx or the engine ends while it is read, a call of its Read may be left waiting.
-func (t *Team) BuildTemplate(ctx context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (*api.Template, error) {
+func (t *Team) BuildTemplate(ctx context.Context, r api.BuildRequest, archive io.Reader, log io.Writer) (_ *api.Template, err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbBuild, begin, err) }(time.Now())
 	if err := t.checkBuild(&r); err != nil {
 		return nil, err
 	}

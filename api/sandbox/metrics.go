@@ -27,6 +27,9 @@ const (
 	verbPause    = "pause"
 	verbResume   = "resume"
 	verbDestroy  = "destroy"
+
+	verbBuild          = "build"
+	verbDeleteTemplate = "delete_template"
 )
 
 func newMetrics() *metrics {
@@ -41,11 +44,11 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 16),
 		}, []string{"phase"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "forkvm_sandbox_operation_seconds", Help: "How long operations on sandboxes took that succeeded.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17),
+			Name: "forkvm_sandbox_operation_seconds", Help: "How long operations on sandboxes and templates took that succeeded.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
 		}, []string{"operation"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "forkvm_sandbox_operations_failed_total", Help: "Operations on sandboxes that failed, by operation and code of the error.",
+			Name: "forkvm_sandbox_operations_failed_total", Help: "Operations on sandboxes and templates that failed, by operation and code of the error.",
 		}, []string{"operation", "code"}),
 	}
 }

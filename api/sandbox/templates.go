@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/template"
@@ -40,7 +41,8 @@ func (t *Team) TemplateLog(ctx context.Context, name string) (io.ReadCloser, err
 
 // DeleteTemplate implements [api.Service]. Sandboxes and snapshots of all teams
 // count.
-func (t *Team) DeleteTemplate(ctx context.Context, name string) error {
+func (t *Team) DeleteTemplate(ctx context.Context, name string) (err error) {
+	defer func(begin time.Time) { t.metrics.observe(verbDeleteTemplate, begin, err) }(time.Now())
 	if err := template.CheckName(name); err != nil {
 		return templateError(err)
 	}
