@@ -67,11 +67,12 @@ bench-page: ## docs/benchmarks.md and its plots, from test/bench/results
 # The lab is one thread of an emulator. So the rest runs at the same time, and
 # where there is but one CPU gives way.
 test: lint ## the whole suite
-	@$(MAKE) --no-print-directory -j2 READY=yes lab-test aside python-test
+	@$(MAKE) --no-print-directory -j2 READY=yes lab-test aside
 
 .PHONY: aside bases
 aside: bases
 	@nice -n 19 $(MAKE) --no-print-directory -j1 unit race
+	@$(MAKE) --no-print-directory python-test
 
 bases: build
 	@nice -n 19 sh test/setup.sh python "$(DEMO_TEMPLATES)"
@@ -94,11 +95,11 @@ lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
 
-# A machine of its own, since the images are a disk of it. Of the whole suite it
-# is the end, when the other one is down.
-python-test: setup bases $(if $(READY),lab-test) ## python, git, pip and pytest in forks of the python template, on a genuine KVM
+# A machine of its own, since the images are a disk of it, and a lab of its own,
+# since the other one's may be up.
+python-test: setup bases ## python, git, pip and pytest in forks of the python template, on a genuine KVM
 	@bases="$(DEMO_TEMPLATES)/bases"; \
-	FORKVM_REQUIRE_KVM=1 FORKVM_REQUIRE_BASES=1 FORKVM_TEST_BASES="$$bases" FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -timeout 20m \
+	FORKVM_LAB_NAME=lab-python FORKVM_REQUIRE_KVM=1 FORKVM_REQUIRE_BASES=1 FORKVM_TEST_BASES="$$bases" FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -timeout 20m \
 		-exec "$(CURDIR)/bin/lab test --tree $$bases --file $(CURDIR)/bin/forkvm-agent" -run '^TestLinuxPython$$' ./api/template
 
 soak: build ## scenarios of many rounds in full, on this machine's KVM (Linux guests: FORKVM_TEST_KERNEL)

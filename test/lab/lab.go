@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/forkvm/forkvm/initrd"
@@ -23,10 +25,16 @@ const (
 	eventsFile   = "failures.jsonl"
 )
 
+// labName keeps labs apart from what else is in the cache.
+var labName = regexp.MustCompile(`^lab(-[a-z0-9]+)?$`)
+
 // lostGrace is how long a lost connection waits for the watchdog to say that the machine is why.
 const lostGrace = 5 * time.Second
 
-// A lab is the one place on a host, for one user, where a machine may run.
+// nameVariable names a lab beside the usual one, whose machine may run at the same time.
+const nameVariable = "FORKVM_LAB_NAME"
+
+// A lab is a place on a host, for one user, where one machine at a time may run.
 type lab struct {
 	dir string
 }
@@ -36,7 +44,11 @@ func openLab() (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(cache, "lab")
+	name := cmp.Or(os.Getenv(nameVariable), "lab")
+	if !labName.MatchString(name) {
+		return nil, fmt.Errorf("$%s: %q is no name of a lab: lab, or lab- and lower-case letters and digits", nameVariable, name)
+	}
+	dir := filepath.Join(cache, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@
 //
 // The environment decides with FORKVM_LAB: "force" always takes a machine, "direct" never does.
 // FORKVM_CACHE is the folder for what is kept between runs; its kernels are visible inside.
+// FORKVM_LAB_NAME=lab-NAME is a lab beside the usual one, with a machine of its own.
 //
 // # Exit status
 //
