@@ -228,14 +228,22 @@ func (s *Store) OpenLog(name string) (io.ReadCloser, error) {
 		return nil, err
 	}
 	logs := files{s.logDir(name)}
-	found, err := logs.names(logSuffix)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(found) == 0 {
-		return nil, fmt.Errorf("template: %w: no build of %s is known", ErrNotFound, name)
+	for {
+		found, err := logs.names(logSuffix)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && len(found) == 0 {
+			return nil, fmt.Errorf("template: %w: no build of %s is known", ErrNotFound, name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("template: log: %w", err)
+		}
+		f, err := os.Open(logs.path(slices.Max(found) + logSuffix))
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // a build has ended meanwhile
+			return nil, fmt.Errorf("template: log: %w", err)
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("template: log: %w", err)
-	}
-	return os.Open(logs.path(slices.Max(found) + logSuffix))
 }
 
 // Remove removes a template, with its logs and the steps that no other

@@ -250,6 +250,36 @@ func TestRecordIsWholeOrNotThere(t *testing.T) {
 	}
 }
 
+// TestLogWhileNothingIsBuilt: a build in which there is nothing to do has a log
+// for a moment only.
+func TestLogWhileNothingIsBuilt(t *testing.T) {
+	s, _ := fakeStore(t, t.TempDir())
+	spec := Spec{Name: "x", Source: []byte("FROM base")}
+	build1(t, s, spec)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 300 {
+			if _, err := s.Build(t.Context(), spec, BuildOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		r, err := s.OpenLog("x")
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		r.Close()
+	}
+}
+
 func TestLogIsBounded(t *testing.T) {
 	s, _ := fakeStore(t, t.TempDir())
 	l, err := s.newLog("x", nil)
