@@ -190,3 +190,38 @@ func TestSocketsNeedNoKey(t *testing.T) {
 		t.Errorf("no key over TCP: %v", err)
 	}
 }
+
+// TestSocketsAreAdministratorsOnlyWithATeam: without one they need the key of an
+// administrator as others do, and what comes with a key over one is what the key is.
+func TestSocketsAreAdministratorsOnlyWithATeam(t *testing.T) {
+	t.Setenv(client.KeyVariable, "")
+	for _, c := range []struct {
+		team, key string
+		admin     bool
+		want      error
+	}{
+		{"", "", true, api.Unauthorized}, {"", apitest.Key, false, api.Forbidden}, {"", apitest.Key, true, nil},
+		{"local", "", false, nil}, {"local", apitest.Key, false, api.Forbidden}, {"local", apitest.Key, true, nil},
+	} {
+		config := new(apitest.Fake).Config()
+		config.SocketTeam, config.Admin = c.team, func(string) bool { return c.admin }
+		l, err := net.Listen("unix", t.TempDir()+"/s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{Handler: server.New(config)}
+		go s.Serve(l)
+		defer s.Close()
+		by, err := client.New("unix://"+l.Addr().String(), client.Options{Key: c.key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer by.CloseIdle()
+		_, buildErr := by.BuildTemplate(t.Context(), api.BuildRequest{Name: "web", File: "FROM base"}, nil, nil)
+		for _, err := range []error{buildErr, by.DeleteTemplate(t.Context(), "web")} {
+			if !errors.Is(err, c.want) {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+	}
+}
