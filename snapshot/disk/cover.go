@@ -78,7 +78,7 @@ func (c *cover) zeroRun(first, end int64) (zero bool, next int64) {
 }
 
 // sameRun is the bit of the page first in one of the sets, and up to which page
-// it is the same.
+// it is the same: past first at any rate, if that is before end.
 func (c *cover) sameRun(first, end int64, word func(k *chunk, word int64) uint64) (set bool, next int64) {
 	at := func(page int64) uint64 {
 		k := c.chunks[page/chunkPages].Load()
@@ -98,7 +98,8 @@ func (c *cover) sameRun(first, end int64, word func(k *chunk, word int64) uint64
 			differ = ^differ
 		}
 		if differ >>= next % 64; differ != 0 {
-			return set, min(end, next+int64(bits.TrailingZeros64(differ)))
+			// The first page may have been set since it was looked at.
+			return set, min(end, max(first+1, next+int64(bits.TrailingZeros64(differ))))
 		}
 	}
 	return set, end

@@ -1,7 +1,10 @@
 package disk
 
 import (
+	"bytes"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -48,5 +51,54 @@ func TestCoverAgainstAList(t *testing.T) {
 				t.Fatalf("seed %d: page %d is in no run", seed, at)
 			}
 		}
+	}
+}
+
+// TestRunOfAPageThatIsJustBeingSet has at least that page: a read that begins in
+// the middle of it would go backwards.
+func TestRunOfAPageThatIsJustBeingSet(t *testing.T) {
+	c := newCover(64)
+	c.chunkOf(0)
+	looks := 0
+	set, next := c.sameRun(5, 64, func(*chunk, int64) uint64 {
+		looks++
+		return uint64(looks-1) << 5 // set from the second look on
+	})
+	if set || next <= 5 {
+		t.Errorf("%v up to before %d", set, next)
+	}
+}
+
+// TestReadOfPagesThatAreJustBeingWritten, from the middle of one on: what comes is
+// as many bytes as were asked for, of zeros and of what is written.
+func TestReadOfPagesThatAreJustBeingWritten(t *testing.T) {
+	const pages = 1 << 15
+	for range 8 {
+		d := newDisk(t, pages*pageSize, Options{})
+		ones := [][]byte{bytes.Repeat([]byte{1}, pageSize)}
+		if err := d.WriteAt(ones, 0); err != nil { // now others may write beside each other
+			t.Fatal(err)
+		}
+		var at atomic.Int64
+		at.Store(1)
+		var writer sync.WaitGroup
+		writer.Go(func() {
+			defer at.Store(0)
+			for k := int64(1); k < pages-2; k++ {
+				at.Store(k)
+				if err := d.WriteAt(ones, k*pageSize); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		buf := make([]byte, 2*pageSize)
+		for k := at.Load(); k > 0; k = at.Load() {
+			if err := d.ReadAt([][]byte{buf}, k*pageSize+512); err != nil {
+				t.Error(err)
+				break
+			}
+		}
+		writer.Wait()
+		d.Close()
 	}
 }
