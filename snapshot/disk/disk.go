@@ -72,21 +72,34 @@ func (d *Disk) Close() {
 
 // Usage says how many bytes were written, and not discarded, since the disk was
 // made or last frozen, as the file system counts them; and how many bytes of
-// layers are below.
+// layers are below. Requests do not wait for it.
 func (d *Disk) Usage() (own, below int64, err error) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	if err := d.check(0, 0); err != nil {
-		return 0, 0, err
-	}
-	table, err := d.below.resolve()
+	level, own, err := d.ownParts()
 	if err != nil {
 		return 0, 0, err
 	}
-	if d.top != nil {
-		own, err = d.top.allocated()
+	defer level.release()
+	table, err := level.resolve()
+	if err != nil {
+		return 0, 0, err
 	}
-	return own, table.Stored(), err
+	return own, table.Stored(), nil
+}
+
+// ownParts is how many bytes were written, and what is below, which the caller
+// releases.
+func (d *Disk) ownParts() (below *level, own int64, err error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if err := d.check(0, 0); err != nil {
+		return nil, 0, err
+	}
+	if d.top != nil {
+		if own, err = d.top.allocated(); err != nil {
+			return nil, 0, err
+		}
+	}
+	return d.below.retain(), own, nil
 }
 
 func (d *Disk) check(off, n int64) error {

@@ -3,7 +3,9 @@ package disk
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -79,5 +81,82 @@ func TestShared(t *testing.T) {
 	child.Close()
 	if err := child.Shared(nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("of a closed disk: %v", err)
+	}
+}
+
+// TestSharedWhileItIsWritten: what is written meanwhile is there or not, and no
+// extent is empty or before another.
+func TestSharedWhileItIsWritten(t *testing.T) {
+	const pages = 1 << 14
+	parent := newDisk(t, pages*pageSize, Options{})
+	if err := parent.WriteAt([][]byte{make([]byte, pages*pageSize)}, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		child := fork(t, parent)
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			for k := range int64(pages) {
+				if err := child.WriteAt([][]byte{make([]byte, pageSize)}, k*pageSize); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		for over := false; !over; {
+			sharedPages(t, child)
+			select {
+			case <-written:
+				over = true
+			default:
+			}
+		}
+		child.Close()
+	}
+}
+
+// TestUsageHoldsNobodyUp: while what is below has yet to be laid out, who asks how
+// much it is keeps no request waiting.
+func TestUsageHoldsNobodyUp(t *testing.T) {
+	d := newDisk(t, 4*pageSize, Options{})
+	page := [][]byte{make([]byte, pageSize)}
+	if err := d.WriteAt(page, 0); err != nil {
+		t.Fatal(err)
+	}
+	frozen, err := d.Freeze()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frozen.Close()
+	bottom := frozen.level.below
+	laying, goOn, asked := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var below int64
+	bottom.once = sync.Once{} // as if nobody had looked yet
+	go bottom.once.Do(func() { close(laying); <-goOn })
+	<-laying
+	go func() {
+		var err error
+		_, below, err = d.Usage()
+		asked <- err
+	}()
+	written := make(chan error, 1)
+	go func() {
+		var err error
+		for range 10000 { // it asks at some time
+			err = errors.Join(err, d.writeShared(newVector(page), pageSize, pageSize))
+		}
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("requests wait")
+	}
+	close(goOn)
+	if err := <-asked; err != nil || below != pageSize {
+		t.Errorf("%d bytes below, %v", below, err)
 	}
 }
