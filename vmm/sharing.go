@@ -44,10 +44,11 @@ func (s *Sharing) With(other *Sharing) Common {
 }
 
 // Sharing looks up what the machine takes and shares. It does so while the
-// machine runs, is captured, forked or reset, and does not wait for any of that;
-// nor does the guest wait for it. Memory is looked at in parts of 64 MiB: of one
-// that runs each part is exact at some moment of the call, of one that is paused
-// the whole is. It fails with [ErrClosed] once the machine is closed.
+// machine runs, is captured, forked or reset, and does not wait for any of that.
+// Nor does the guest wait for it, unless that gives memory back or is about to be
+// captured or reset: then for the part that is being looked at, of 64 MiB. Of a
+// machine that runs each part is exact at some moment of the call, of one that is
+// paused the whole is. It fails with [ErrClosed] once the machine is closed.
 func (vm *VM) Sharing(ctx context.Context) (*Sharing, error) {
 	s := &Sharing{MemorySize: vm.cfg.Memory}
 	err := vm.mem.shared(ctx, s)
