@@ -12,7 +12,8 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # Tests that need Linux guests, and so a KVM that runs them.
-LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox ./cmd/...
+LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox $(LAB_ASIDE)
+LAB_ASIDE = ./cmd/...
 
 # Makes requests of the description of the API.
 SCHEMATHESIS = $${FORKVM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/forkvm}/schemathesis-4.32.5/bin/schemathesis
@@ -65,14 +66,19 @@ bench-page: ## docs/benchmarks.md and its plots, from test/bench/results
 	@$(GO) run ./test/bench/page
 
 # The lab is one thread of an emulator. So the rest runs at the same time, and
-# where there is but one CPU gives way.
+# where there is but one CPU gives way; then, in a lab of its own, what that one
+# would take up last.
 test: lint ## the whole suite
-	@$(MAKE) --no-print-directory -j2 READY=yes lab-test aside
+	@$(MAKE) --no-print-directory -j2 READY=yes first aside
 
-.PHONY: aside bases
+.PHONY: first aside bases
+first:
+	@$(MAKE) --no-print-directory lab-test LAB_PACKAGES="$(filter-out $(LAB_ASIDE),$(LAB_PACKAGES))"
+
 aside: bases
 	@nice -n 19 $(MAKE) --no-print-directory -j1 unit race
 	@$(MAKE) --no-print-directory python-test
+	@FORKVM_LAB_NAME=lab-aside $(MAKE) --no-print-directory lab-test LAB_PACKAGES="$(LAB_ASIDE)"
 
 bases: build
 	@nice -n 19 sh test/setup.sh python "$(DEMO_TEMPLATES)"
@@ -89,17 +95,18 @@ race: setup ## the same under the race detector, less the lab's own
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v /test/lab)
 
 # The machine stays up for all packages; go test runs one at a time, for what
-# waits for the machine would count against its time.
+# waits for the machine would count against its time. TestJail is about processes
+# of this host only.
 lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
 	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
-	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m \
+	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m -skip '^TestJail$$' \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
 
 # A machine of its own, since the images are a disk of it, and a lab of its own,
 # since the other one's may be up.
 python-test: setup bases ## python, git, pip and pytest in forks of the python template, on a genuine KVM
 	@bases="$(DEMO_TEMPLATES)/bases"; \
-	FORKVM_LAB_NAME=lab-python FORKVM_REQUIRE_KVM=1 FORKVM_REQUIRE_BASES=1 FORKVM_TEST_BASES="$$bases" FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -timeout 20m \
+	FORKVM_LAB_NAME=lab-aside FORKVM_REQUIRE_KVM=1 FORKVM_REQUIRE_BASES=1 FORKVM_TEST_BASES="$$bases" FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent $(GO) test -timeout 20m \
 		-exec "$(CURDIR)/bin/lab test --tree $$bases --file $(CURDIR)/bin/forkvm-agent" -run '^TestLinuxPython$$' ./api/template
 
 soak: build ## scenarios of many rounds in full, on this machine's KVM (Linux guests: FORKVM_TEST_KERNEL)

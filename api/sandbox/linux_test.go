@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/forkvm/forkvm/api"
@@ -25,19 +27,12 @@ type linuxStore struct {
 	dir string
 }
 
-// linuxTemplates has one template, work, which has a disk.
+// linuxTemplates has one template, work, which has a disk. It is for tests that
+// do something to it; the others' is common.
 func linuxTemplates(t testing.TB) linuxStore {
 	t.Helper()
 	probetest.NeedLinux(t)
-	kernel, err := initrd.FindKernel(t.Context(), cmp.Or(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := linuxStore{dir: t.TempDir()}
-	s.Store, err = template.Open(s.dir, template.Options{Machine: template.Machine{
-		Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE"),
-		Memory: 256 << 20, Disk: 128 << 20,
-	}})
+	s, err := makeTemplates(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,17 +41,73 @@ func linuxTemplates(t testing.TB) linuxStore {
 			t.Error(err)
 		}
 	})
-	source := "FROM " + emptyRoot(t) + "\nENV FROM_TEMPLATE=yes\n"
-	if _, err := s.Build(t.Context(), template.Spec{Name: workTemplate, Source: []byte(source)}, template.BuildOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	return s
+}
+
+// makeTemplates makes a store, and the template.
+func makeTemplates(dir string) (s linuxStore, err error) {
+	ctx := context.Background()
+	kernel, err := initrd.FindKernel(ctx, cmp.Or(os.Getenv("FORKVM_TEST_KERNEL"), "minimal"))
+	if err != nil {
+		return s, err
+	}
+	root := filepath.Join(dir, "root.tar")
+	if err := os.WriteFile(root, emptyRoot(), 0o600); err != nil {
+		return s, err
+	}
+	s.dir = filepath.Join(dir, "templates")
+	s.Store, err = template.Open(s.dir, template.Options{Machine: template.Machine{
+		Kernel: kernel, Agent: os.Getenv("FORKVM_TEST_AGENT"), Cmdline: os.Getenv("FORKVM_CMDLINE"),
+		Memory: 256 << 20, Disk: 128 << 20,
+	}})
+	if err != nil {
+		return s, err
+	}
+	source := "FROM " + root + "\nENV FROM_TEMPLATE=yes\n"
+	if _, err := s.Build(ctx, template.Spec{Name: workTemplate, Source: []byte(source)}, template.BuildOptions{}); err != nil {
+		return s, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// common is the store of all tests that only start from it.
+var common struct {
+	sync.Once
+	linuxStore
+	dir string
+	err error
+}
+
+func commonTemplates(t testing.TB) linuxStore {
+	t.Helper()
+	probetest.NeedLinux(t)
+	common.Do(func() {
+		if common.dir, common.err = os.MkdirTemp("", "sandbox-test-"); common.err == nil {
+			common.linuxStore, common.err = makeTemplates(common.dir)
+		}
+	})
+	if common.err != nil {
+		t.Fatal(common.err)
+	}
+	return common.linuxStore
+}
+
+// closeCommon removes it when all tests have ended.
+func closeCommon() error {
+	var err error
+	if common.Store != nil {
+		err = common.Close()
+	}
+	if common.dir != "" {
+		err = errors.Join(err, os.RemoveAll(common.dir))
+	}
+	return err
 }
 
 // linuxEngine is an engine with real machines.
 func linuxEngine(t testing.TB, o Options) *Engine {
 	t.Helper()
-	o.Templates = linuxTemplates(t).Store
+	o.Templates = commonTemplates(t).Store
 	e, err := Open(t.Context(), t.TempDir(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -73,23 +124,15 @@ const workTemplate = "work"
 
 // emptyRoot is an archive of a root file system with next to nothing, and more
 // directories: commands are the agent's.
-func emptyRoot(t testing.TB, more ...string) string {
-	t.Helper()
+func emptyRoot(more ...string) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, d := range append([]string{"bin/", "etc/", "tmp/", "root/"}, more...) {
-		if err := w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}); err != nil {
-			t.Fatal(err)
-		}
+		// Nothing fails that writes to memory.
+		_ = w.WriteHeader(&tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755})
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	name := filepath.Join(t.TempDir(), "root.tar")
-	if err := os.WriteFile(name, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return name
+	_ = w.Close()
+	return b.Bytes()
 }
 
 // TestSemantics tests every promise in this process, and over HTTP.

@@ -25,5 +25,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, crashServer())
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := closeCommon(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
 }

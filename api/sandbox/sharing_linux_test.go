@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/forkvm/forkvm/api"
@@ -12,7 +14,11 @@ import (
 // what was paused; those of different templates share no memory.
 func TestSharingOnLinux(t *testing.T) {
 	store := linuxTemplates(t)
-	source := "FROM " + emptyRoot(t, "other/") + "\n"
+	root := filepath.Join(t.TempDir(), "root.tar")
+	if err := os.WriteFile(root, emptyRoot("other/"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	source := "FROM " + root + "\n"
 	if _, err := store.Build(t.Context(), template.Spec{Name: "other", Source: []byte(source)}, template.BuildOptions{}); err != nil {
 		t.Fatal(err)
 	}
