@@ -32,7 +32,7 @@ func naive(t *testing.T, m *memory) map[pageOf]bool {
 		layer, off, _ := m.table.Locate(at)
 		private, err := scan(f, m.ram[at:at+pageSize], pageIsFile, 0, 0)
 		if err != nil {
-			t.Skipf("PAGEMAP_SCAN: %v", err)
+			kvmtest.Skip(t, "PAGEMAP_SCAN: "+err.Error())
 		}
 		hole := slices.ContainsFunc(m.holes, func(r run) bool { return r.start <= at && at < r.end })
 		if layer != nil && len(private) == 0 && !hole && isData(layer, off) {
