@@ -239,7 +239,7 @@ type slowMachine struct {
 }
 
 func (m slowMachine) look(ctx context.Context) (look, error) {
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // of the bubble
 	return slowLook{fakeLook{}, m}, nil
 }
 
@@ -252,7 +252,7 @@ func (l slowLook) with(look) (memory, disk int64) {
 	if n := l.m.comparing.Add(1); n > l.m.most.Load() {
 		l.m.most.Store(n)
 	}
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // of the bubble
 	l.m.comparing.Add(-1)
 	return 1, 1
 }

@@ -51,18 +51,6 @@ func TestBus[D bus.Device, S any](t *testing.T, b Bus[D, S]) {
 	})
 }
 
-// FuzzBus is a fuzz target: a byte string interpreted as accesses, with the
-// device restored in the middle of them.
-func FuzzBus[D bus.Device, S any](f *testing.F, b Bus[D, S]) {
-	f.Add([]byte{})
-	for off := range min(b.Size, 16) {
-		f.Add([]byte{byte(off), 1, 0xff, byte(off), 0x81, byte(off), 2, 1, 2, byte(off), 0x88})
-	}
-	f.Fuzz(func(t *testing.T, program []byte) {
-		synctest.Test(t, func(t *testing.T) { b.runTwins(t, program) })
-	})
-}
-
 // testAnyAccess reads and writes at every offset, and far outside, by every
 // width.
 func testAnyAccess[D bus.Device, S any](t testing.TB, b *Bus[D, S]) {
