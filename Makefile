@@ -98,7 +98,7 @@ race: setup ## the same under the race detector, less the lab's own
 # waits for the machine would count against its time. TestJail is about processes
 # of this host only.
 lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
-	@bin/lab up >&2; trap 'bin/lab down' EXIT; \
+	@bin/lab up >&2; trap 'bin/lab down --now' EXIT; \
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m -skip '^TestJail$$' \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
 
