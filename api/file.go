@@ -26,6 +26,11 @@ type FileInfo struct {
 	Target     string    `json:"target,omitempty"` // of a symbolic link
 }
 
+// RealPath is where a path leads.
+type RealPath struct {
+	Path string `json:"path"` // absolute; none of its elements is a symbolic link
+}
+
 // FileList is what a directory has, in the order of names.
 type FileList struct {
 	Files []FileInfo `json:"files"`

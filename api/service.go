@@ -112,7 +112,11 @@ type Files interface {
 	// WriteFile makes or replaces a file, and makes the directories that it
 	// is in. If content fails, the file is as it was.
 	WriteFile(ctx context.Context, a Access, path string, content io.Reader, o WriteOptions) (*FileInfo, error)
+	// Stat describes a file. A symbolic link is not followed.
 	Stat(ctx context.Context, a Access, path string) (*FileInfo, error)
+	// RealPath follows all symbolic links of a path, as realpath(3) does. What
+	// it leads to need not exist.
+	RealPath(ctx context.Context, a Access, path string) (*RealPath, error)
 	ListFiles(ctx context.Context, a Access, path string) (*FileList, error)
 	// Mkdir makes a directory, and those above it. It is no error if it is
 	// there.

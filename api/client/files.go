@@ -41,6 +41,11 @@ func (c *Client) Stat(ctx context.Context, a api.Access, path string) (*api.File
 	return askFile[api.FileInfo](ctx, c, a, http.MethodGet, "/files/stat", path)
 }
 
+// RealPath implements [api.Service].
+func (c *Client) RealPath(ctx context.Context, a api.Access, path string) (*api.RealPath, error) {
+	return askFile[api.RealPath](ctx, c, a, http.MethodGet, "/files/realpath", path)
+}
+
 // ListFiles implements [api.Service].
 func (c *Client) ListFiles(ctx context.Context, a api.Access, path string) (*api.FileList, error) {
 	return askFile[api.FileList](ctx, c, a, http.MethodGet, "/files/list", path)

@@ -201,6 +201,11 @@ func (t *Team) Stat(ctx context.Context, a api.Access, path string) (*api.FileIn
 	return in(ctx, t, a, func(i *inside) (*api.FileInfo, error) { return i.Guest.Stat(ctx, path) }, checkPath(path))
 }
 
+// RealPath implements [api.Service].
+func (t *Team) RealPath(ctx context.Context, a api.Access, path string) (*api.RealPath, error) {
+	return in(ctx, t, a, func(i *inside) (*api.RealPath, error) { return i.Guest.RealPath(ctx, path) }, checkPath(path))
+}
+
 // ListFiles implements [api.Service].
 func (t *Team) ListFiles(ctx context.Context, a api.Access, path string) (*api.FileList, error) {
 	return in(ctx, t, a, func(i *inside) (*api.FileList, error) { return i.Guest.ListFiles(ctx, path) }, checkPath(path))

@@ -26,6 +26,10 @@ func (c *call) statFile() (any, error) {
 	return onPath(c, func(path string) (*api.FileInfo, error) { return c.box.Stat(c.ctx(), c.access, path) })
 }
 
+func (c *call) realPath() (any, error) {
+	return onPath(c, func(path string) (*api.RealPath, error) { return c.box.RealPath(c.ctx(), c.access, path) })
+}
+
 func (c *call) listFiles() (any, error) {
 	return onPath(c, func(path string) (*api.FileList, error) {
 		l, err := c.box.ListFiles(c.ctx(), c.access, path)

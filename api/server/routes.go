@@ -72,6 +72,7 @@ func routes() []route {
 		{method: put, path: sandbox + "/files", who: token, serve: (*call).writeFile, query: []string{"path", "mode"}},
 		{method: del, path: sandbox + "/files", who: token, act: (*call).removeFile, query: []string{"path", "recursive"}, status: none},
 		{method: get, path: sandbox + "/files/stat", who: token, act: (*call).statFile, query: path},
+		{method: get, path: sandbox + "/files/realpath", who: token, act: (*call).realPath, query: path},
 		{method: get, path: sandbox + "/files/list", who: token, act: (*call).listFiles, query: path},
 		{method: post, path: sandbox + "/files/mkdir", who: token, act: (*call).makeDirectory, query: path},
 		{method: post, path: sandbox + "/files/rename", who: token, act: (*call).renameFile, query: []string{"path", "to"}},

@@ -90,6 +90,7 @@ func verbs(b *bench) map[string]func(context.Context) error {
 			return err
 		},
 		"Stat":      func(ctx context.Context) error { _, err := b.Stat(ctx, b.access, "/a"); return err },
+		"RealPath":  func(ctx context.Context) error { _, err := b.RealPath(ctx, b.access, "/a"); return err },
 		"ListFiles": func(ctx context.Context) error { _, err := b.ListFiles(ctx, b.access, "/a"); return err },
 		"Mkdir":     func(ctx context.Context) error { _, err := b.Mkdir(ctx, b.access, "/a"); return err },
 		"Rename":    func(ctx context.Context) error { _, err := b.Rename(ctx, b.access, "/a", "/b"); return err },

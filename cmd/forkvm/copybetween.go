@@ -47,15 +47,15 @@ func (c *copier) copyTree(ctx context.Context, from string, there *copier, to st
 
 // checkApart refuses to copy a directory into itself, which would never end.
 func (c *copier) checkApart(ctx context.Context, from, to string) error {
-	outer, err := c.realPath(ctx, from)
+	outer, err := c.files.RealPath(ctx, c.access, from)
 	if err != nil {
 		return err
 	}
-	inner, err := c.realPath(ctx, to)
+	inner, err := c.files.RealPath(ctx, c.access, to)
 	if err != nil {
 		return err
 	}
-	if inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/") {
+	if inner.Path == outer.Path || strings.HasPrefix(inner.Path, strings.TrimSuffix(outer.Path, "/")+"/") {
 		return usageError("cp: %s is in %s, and a directory cannot be copied into itself", to, from)
 	}
 	return nil

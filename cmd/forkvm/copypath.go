@@ -9,11 +9,6 @@ import (
 	"github.com/forkvm/forkvm/api"
 )
 
-const (
-	maxLinks = 40   // symbolic links on the way to a file, as Linux has it
-	maxSteps = 4096 // names on that way, those in links included
-)
-
 // isContents tells whether a path stands for what is in a directory.
 func isContents(name string) bool { return name == "." || strings.HasSuffix(name, "/.") }
 
@@ -61,11 +56,11 @@ func (c *copier) find(ctx context.Context, name string) (*api.FileInfo, error) {
 	if info == nil || info.Type != api.Symlink {
 		return info, err
 	}
-	name, err = c.realPath(ctx, name)
+	there, err := c.files.RealPath(ctx, c.access, name)
 	if err != nil {
 		return nil, err
 	}
-	return c.stat(ctx, name)
+	return c.stat(ctx, there.Path)
 }
 
 // stat is the file, nil if there is none. A link is not followed.
@@ -75,40 +70,4 @@ func (c *copier) stat(ctx context.Context, name string) (*api.FileInfo, error) {
 		return nil, nil
 	}
 	return info, err
-}
-
-// realPath follows all links of a path, whose end need not exist, as realpath(3)
-// does.
-func (c *copier) realPath(ctx context.Context, name string) (string, error) {
-	done, todo := "/", strings.Split(name, "/")
-	links := 0
-	for steps := 0; len(todo) > 0; steps++ {
-		if links > maxLinks || steps+len(todo) > maxSteps {
-			return "", api.Errorf(api.BadRequest, "%.200q: too many symbolic links, or too long ones", name)
-		}
-		elem := todo[0]
-		todo = todo[1:]
-		switch elem {
-		case "", ".":
-			continue
-		case "..":
-			done = path.Dir(done)
-			continue
-		}
-		done = path.Join(done, elem)
-		info, err := c.stat(ctx, done)
-		if err != nil {
-			return "", err
-		}
-		if info == nil || info.Type != api.Symlink {
-			continue
-		}
-		links++
-		done = path.Dir(done)
-		if path.IsAbs(info.Target) {
-			done = "/"
-		}
-		todo = append(strings.Split(info.Target, "/"), todo...)
-	}
-	return done, nil
 }

@@ -102,6 +102,10 @@ func (f *Fake) Stat(_ context.Context, a api.Access, path string) (*api.FileInfo
 	return inside(f, a, File(path), "Stat", path)
 }
 
+func (f *Fake) RealPath(_ context.Context, a api.Access, path string) (*api.RealPath, error) {
+	return inside(f, a, &api.RealPath{Path: path}, "RealPath", path)
+}
+
 func (f *Fake) ListFiles(_ context.Context, a api.Access, path string) (*api.FileList, error) {
 	return inside(f, a, &api.FileList{Files: []api.FileInfo{*File(path)}}, "ListFiles", path)
 }

@@ -144,7 +144,7 @@ var decisions = []Promise{
 			c.Errorf("%+v, %v, %q", exit, err, out.String())
 		}
 	}},
-	{"D14", "FilesStream", "Files and trees go both ways as streams; stat, list, mkdir, rename, remove and watch are calls.", func(c *C) {
+	{"D14", "FilesStream", "Files and trees go both ways as streams; stat, realpath, list, mkdir, rename, remove and watch are calls.", func(c *C) {
 		s := c.create()
 		const size = 2 << 20
 		if _, err := c.WriteFile(c.ctx(), s.Access(), "/big", io.LimitReader(zeros{}, size), api.WriteOptions{}); err != nil {
@@ -181,6 +181,10 @@ var decisions = []Promise{
 		tree.Close()
 		if err != nil {
 			c.Error(err)
+		}
+		c.sh(s, "ln -s ../d/e /copy/link")
+		if real, err := c.RealPath(c.ctx(), s.Access(), "/copy/link/moved"); err != nil || real.Path != "/d/e/moved" {
+			c.Errorf("%+v, %v", real, err)
 		}
 		is(c, "a file of the copy", c.sh(s, "wc -c </copy/e/moved"), "2097152")
 		if err := c.Remove(c.ctx(), s.Access(), "/d", api.RemoveOptions{}); err == nil {

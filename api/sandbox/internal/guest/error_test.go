@@ -122,6 +122,7 @@ func TestLostMachine(t *testing.T) {
 				"write":     func() error { _, err := g.WriteFile(ctx, "/x", strings.NewReader("x"), api.WriteOptions{}); return err },
 				"stat":      func() error { _, err := g.Stat(ctx, "/x"); return err },
 				"list":      func() error { _, err := g.ListFiles(ctx, "/x"); return err },
+				"realpath":  func() error { _, err := g.RealPath(ctx, "/x"); return err },
 				"mkdir":     func() error { _, err := g.Mkdir(ctx, "/x"); return err },
 				"rename":    func() error { _, err := g.Rename(ctx, "/x", "/y"); return err },
 				"remove":    func() error { return g.Remove(ctx, "/x", api.RemoveOptions{}) },

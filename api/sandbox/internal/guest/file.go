@@ -36,6 +36,17 @@ func lstat(f *client.FS, p string) (*api.FileInfo, error) {
 	return describe(f, p, fi), nil
 }
 
+// RealPath follows every symbolic link of a path, whose end need not exist.
+func (g *Guest) RealPath(ctx context.Context, p string) (*api.RealPath, error) {
+	return onPath(ctx, g, p, func(f *client.FS, p string) (*api.RealPath, error) {
+		p, err := realPath(f, p)
+		if err != nil {
+			return nil, err
+		}
+		return &api.RealPath{Path: p}, nil
+	})
+}
+
 // describe makes a file's description one of the API. The target of a link that
 // has gone meanwhile is empty.
 func describe(f *client.FS, p string, fi fs.FileInfo) *api.FileInfo {

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -123,6 +124,9 @@ func TestWriteFileThroughLinks(t *testing.T) {
 		{"abs2", "chain"}, {"other/chained", "abs2"}, // one after the other
 		{"loop2", "loop1"}, {"loop1", "loop2"},
 	}
+	for k := range 10 { // each is a link, and all together a long way
+		links = append(links, [2]string{strings.Repeat("real/../", 250) + fmt.Sprintf("far%d", k+1), fmt.Sprintf("far%d", k)})
+	}
 	for _, l := range links {
 		if err := os.Symlink(l[0], filepath.Join(dir, l[1])); err != nil {
 			t.Fatal(err)
@@ -139,12 +143,26 @@ func TestWriteFileThroughLinks(t *testing.T) {
 				t.Errorf("%s: %q, %v", through, b, err)
 			}
 		}
+		real, err := g.RealPath(within(t, 30*time.Second), p)
+		if err != nil || real.Path != filepath.Join(dir, target) {
+			t.Errorf("%s leads to %+v, %v", through, real, err)
+		}
 		if fi, err := os.Lstat(p); err != nil || fi.Mode()&os.ModeSymlink == 0 {
 			t.Errorf("%s is no link any more: %v", through, err)
 		}
 	}
 	_, err := g.WriteFile(within(t, 30*time.Second), filepath.Join(dir, "loop1"), strings.NewReader("x"), api.WriteOptions{})
 	want(t, err, api.BadRequest)
+	ctx := within(t, 30*time.Second)
+	for _, endless := range []string{"loop1", "loop1/x", "far0"} {
+		_, err := g.RealPath(ctx, filepath.Join(dir, endless))
+		want(t, err, api.BadRequest)
+	}
+	for p, to := range map[string]string{"shortcut/none/x": "real/deep/none/x", "none": "none", "far9": "far10", "real": "real"} {
+		if real, err := g.RealPath(ctx, filepath.Join(dir, p)); err != nil || real.Path != filepath.Join(dir, to) {
+			t.Errorf("%s leads to %+v, %v", p, real, err)
+		}
+	}
 	leftovers(t, filepath.Join(dir, "real/sub"), "target")
 	leftovers(t, filepath.Join(dir, "other"), "abs", "chained")
 }
@@ -191,6 +209,7 @@ func TestX09_Paths(t *testing.T) {
 			"write": func() error { _, err := g.WriteFile(ctx, p, nil, api.WriteOptions{}); return err },
 			"stat":  func() error { _, err := g.Stat(ctx, p); return err },
 			"list":  func() error { _, err := g.ListFiles(ctx, p); return err },
+			"real":  func() error { _, err := g.RealPath(ctx, p); return err },
 			"mkdir": func() error { _, err := g.Mkdir(ctx, p); return err },
 			"rm":    func() error { return g.Remove(ctx, p, api.RemoveOptions{}) },
 			"tree":  func() error { _, err := g.ReadTree(ctx, p); return err },

@@ -56,7 +56,11 @@ func throughLinks(f *client.FS, p string) (string, error) {
 // The agent takes ".." as it is written, which is wrong behind a link.
 func realPath(f *client.FS, p string) (string, error) {
 	done, todo := "/", strings.Split(p, "/")
-	for links := 0; len(todo) > 0; {
+	links := 0
+	for steps := 0; len(todo) > 0; steps++ {
+		if steps+len(todo) > maxPath { // each asks the agent
+			return "", &fs.PathError{Op: "open", Path: p, Err: syscall.ENAMETOOLONG}
+		}
 		elem := todo[0]
 		todo = todo[1:]
 		switch elem {
@@ -82,9 +86,6 @@ func realPath(f *client.FS, p string) (string, error) {
 			done = "/"
 		}
 		todo = append(strings.Split(target, "/"), todo...)
-		if len(todo) > maxPath {
-			return "", &fs.PathError{Op: "open", Path: p, Err: syscall.ENAMETOOLONG}
-		}
 	}
 	return done, nil
 }
