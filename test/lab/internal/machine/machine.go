@@ -94,9 +94,10 @@ func start(ctx context.Context, c *Config) (*Machine, error) {
 	m := &Machine{dir: c.Dir, State: State{
 		AgentPort: port, MemoryMiB: c.MemoryMiB, Kernel: c.Release, Durable: c.durable(), Started: time.Now(),
 	}}
-	if m.proc, err = spawn(c, port); err != nil {
+	if m.proc, m.Start, err = spawn(c, port); err != nil {
 		return nil, fmt.Errorf("machine: start %s: %w", c.QEMU, err)
 	}
+	m.PID = m.proc.pid
 	if err := m.boot(ctx); err != nil {
 		m.Close()
 		return nil, err
@@ -106,12 +107,6 @@ func start(ctx context.Context, c *Config) (*Machine, error) {
 
 // boot waits for the first heartbeat and then writes the state file.
 func (m *Machine) boot(ctx context.Context) error {
-	m.PID = m.proc.pid
-	st, err := stat(m.PID)
-	if err != nil {
-		return fmt.Errorf("machine: %w", err)
-	}
-	m.Start = st.start
 	if err := m.awaitBeat(ctx); err != nil {
 		if log := m.qemuLog(); strings.Contains(log, "Could not set up host forwarding rule") {
 			return fmt.Errorf("%w: %s", errPortTaken, log)

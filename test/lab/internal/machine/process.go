@@ -25,11 +25,11 @@ type process struct {
 
 // spawn starts QEMU in its own session, so that a terminal's Ctrl-C reaches only us. Unless it is
 // detached the kernel kills it when the thread that started it ends, hence the locked goroutine,
-// which also reaps it.
-func spawn(c *Config, agentPort int) (*process, error) {
+// which also reaps it. Until then, though it may have ended, it can be found by its process id.
+func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 	log, err := os.Create(filepath.Join(c.Dir, qemuLogFile))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer log.Close()
 	cmd := exec.Command(c.QEMU, c.arguments(agentPort)...)
@@ -39,20 +39,35 @@ func spawn(c *Config, agentPort int) (*process, error) {
 	if !c.Detached {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
-	started := make(chan error)
+	found := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
+		started := false
+		if err = cmd.Start(); err == nil {
+			started = true
+			p, start, err = findProcess(cmd.Process.Pid)
+		}
+		close(found)
+		if started {
 			cmd.Wait() // How it ended is in its log.
 		}
 	}()
-	if err := <-started; err != nil {
-		return nil, err
+	<-found
+	return p, start, err
+}
+
+// findProcess finds a process that nobody reaps meanwhile, and when it started.
+func findProcess(pid int) (p *process, start uint64, err error) {
+	if p, err = openProcess(pid); err != nil {
+		return nil, 0, err
 	}
-	return openProcess(cmd.Process.Pid)
+	st, err := stat(pid)
+	if err != nil {
+		p.close()
+		return nil, 0, err
+	}
+	return p, st.start, nil
 }
 
 func openProcess(pid int) (*process, error) {
