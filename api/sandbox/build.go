@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -120,13 +121,18 @@ func (e *Engine) unpack(ctx context.Context, archive io.Reader) (dir string, err
 	if cause := context.Cause(ctx); cause != nil {
 		return dir, cause
 	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if slices.ContainsFunc(ofHost, func(e error) bool { return errors.Is(err, e) }) {
 		return dir, outer(err, "context")
 	}
 	if _, ok := errors.AsType[*api.Error](err); ok {
 		return dir, err
 	}
 	return dir, api.Errorf(api.BadRequest, "context: %w", err)
+}
+
+// ofHost are errors that no archive is the reason of.
+var ofHost = []error{
+	syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM,
 }
 
 func (e *Engine) removeContext(dir string) {

@@ -143,7 +143,8 @@ func TestHostileContexts(t *testing.T) {
 		t.Errorf("beside it: %v, %v", left, err)
 	}
 	for err, code := range map[error]api.Code{
-		&fs.PathError{Op: "write", Path: "a", Err: syscall.ENOSPC}: api.NotEnoughSpace, api.Errorf(api.Gone, "gone"): api.Gone,
+		&fs.PathError{Op: "write", Path: "a", Err: syscall.ENOSPC}: api.NotEnoughSpace,
+		&fs.PathError{Op: "open", Path: "a", Err: syscall.EMFILE}:  api.InternalError, api.Errorf(api.Gone, "gone"): api.Gone,
 	} {
 		if _, got := r.BuildTemplate(t.Context(), web, failingReader{err}, nil); !errors.Is(got, code) {
 			t.Errorf("%v became %v", err, got)
