@@ -1,8 +1,10 @@
 package machine
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLateHeartbeat(t *testing.T) {
@@ -55,6 +59,34 @@ func TestStatOfOddlyNamedProcess(t *testing.T) {
 	odd, err := stat(cmd.Process.Pid)
 	if err != nil || odd.start < self.start || odd.cpu > time.Second {
 		t.Errorf("%+v, %v; this process: %+v", odd, err, self)
+	}
+}
+
+// TestQEMUInheritsNothing has a pipe that this process was given, and an end of
+// which QEMU would hold as long as it runs.
+func TestQEMUInheritsNothing(t *testing.T) {
+	var given [2]int
+	if err := unix.Pipe2(given[:], 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(given[0])
+	defer unix.Close(given[1])
+	dir := t.TempDir()
+	qemu := filepath.Join(dir, "qemu")
+	if err := os.WriteFile(qemu, []byte("#!/bin/sh\nls -l /proc/self/fd\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Start(t.Context(), Config{Dir: dir, QEMU: qemu, Kernel: "k", Initrd: "i", Root: "r", MemoryMiB: 512})
+	if !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), qemuLogFile) {
+		t.Fatal(err)
+	}
+	pipe, err := os.Readlink(fmt.Sprint("/proc/self/fd/", given[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(filepath.Join(dir, qemuLogFile))
+	if err != nil || bytes.Contains(log, []byte(pipe)) {
+		t.Errorf("QEMU has %s, %v:\n%s", pipe, err, log)
 	}
 }
 

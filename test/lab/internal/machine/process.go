@@ -3,6 +3,7 @@ package machine
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +40,9 @@ func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 	if !c.Detached {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
+	if err := keepDescriptors(); err != nil {
+		return nil, 0, err
+	}
 	found := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
@@ -55,6 +59,16 @@ func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 	}()
 	<-found
 	return p, start, err
+}
+
+// keepDescriptors keeps what this process was given beside its standard streams from those that it
+// starts. A machine that stays up would hold it open, and whoever waits for the end of such a pipe,
+// as those who run programs do, would wait for the end of the machine.
+func keepDescriptors() error {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close_range: %w", err)
+	}
+	return nil
 }
 
 // findProcess finds a process that nobody reaps meanwhile, and when it started.
