@@ -58,19 +58,9 @@ func runDirect(ctx context.Context, c session.Command) (session.Exit, error) {
 	if err := cmd.Start(); err != nil {
 		return session.Exit{}, fmt.Errorf("%w: %w", session.ErrStart, err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		for {
-			select {
-			case sig := <-c.Signals:
-				cmd.Process.Signal(sig) // The program may have ended.
-			case <-ended:
-				return
-			}
-		}
-	}()
+	stop := c.Signals.Deliver(func(sig os.Signal) { cmd.Process.Signal(sig) }) // The program may have ended.
 	err := cmd.Wait()
-	close(ended)
+	stop()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		code := exit.ExitCode()
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {

@@ -64,7 +64,7 @@ func (j *job) flags(name, arguments string, args []string) ([]string, error) {
 		j.command.Dir = dir
 	}
 	j.command.Stdin, j.command.Stdout, j.command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	j.command.Signals = toProgram
+	j.command.Signals = &toProgram
 	return fs.Args(), nil
 }
 

@@ -6,10 +6,12 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/forkvm/forkvm/test/lab/internal/session"
 )
 
 // toProgram hands signals to whoever runs a program at the moment.
-var toProgram = make(chan os.Signal)
+var toProgram session.Signals
 
 // catchSignals passes signals on to the program while one runs. While none does, they end the
 // context: there is a lock to wait for, or a machine to start.
@@ -19,9 +21,7 @@ func catchSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGHUP)
 	go func() {
 		for sig := range caught {
-			select {
-			case toProgram <- sig:
-			default:
+			if !toProgram.Pass(sig) {
 				cancel(fmt.Errorf("ended by signal: %v", sig))
 			}
 		}

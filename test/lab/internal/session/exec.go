@@ -26,8 +26,8 @@ type Command struct {
 	Stdout, Stderr io.Writer
 	// Timeout ends it. 0: never.
 	Timeout time.Duration
-	// Signals are passed on to it.
-	Signals <-chan os.Signal
+	// Signals, if not nil, are passed on to it.
+	Signals *Signals
 }
 
 // An Exit is how a program ended.
@@ -67,18 +67,7 @@ func (s *Session) Run(ctx context.Context, c Command) (Exit, error) {
 		}
 		return Exit{}, fmt.Errorf("session: start %s: %w", c.Path, lost(err))
 	}
-	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
-		for {
-			select {
-			case sig := <-c.Signals:
-				cmd.Signal(sig) // The program may have ended.
-			case <-ended:
-				return
-			}
-		}
-	}()
+	defer c.Signals.Deliver(func(sig os.Signal) { cmd.Signal(sig) })() // The program may have ended.
 	return exitOf(c.Path, cmd.Wait())
 }
 
