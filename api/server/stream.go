@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -15,9 +16,11 @@ import (
 // until then an error is an answer like others. Each is on its way when send
 // returns: nothing is kept for a client that reads slowly.
 type stream struct {
+	ctx       context.Context
 	w         *response
 	rc        *http.ResponseController
 	keepAlive time.Duration
+	patience  time.Duration // after which a client that takes nothing is gone; 0: never
 
 	mu    sync.Mutex
 	begun bool          // guarded by mu
@@ -27,10 +30,24 @@ type stream struct {
 	alive sync.WaitGroup
 }
 
-// stream is that of the call, whose end closes it.
+// impatience is after how many keep-alives that a client does not take it is gone.
+const impatience = 4
+
+// stream is that of the call, whose end closes it. It waits for a client for as
+// long as that is there.
 func (c *call) stream() *stream {
-	c.events = &stream{w: c.w, rc: http.NewResponseController(c.w), keepAlive: c.KeepAlive, ended: make(chan struct{})}
+	c.events = &stream{
+		ctx: c.ctx(), w: c.w, rc: http.NewResponseController(c.w), keepAlive: c.KeepAlive, ended: make(chan struct{}),
+	}
 	return c.events
+}
+
+// news is a stream for which nothing is to wait: it ends if the client does not
+// read.
+func (c *call) news() *stream {
+	s := c.stream()
+	s.patience = impatience * c.KeepAlive
+	return s
 }
 
 // close returns when nothing more is written but by send.
@@ -74,6 +91,10 @@ func (s *stream) keep() {
 
 // write sends b. The caller has mu.
 func (s *stream) write(b []byte) error {
+	if s.err == nil && s.patience != 0 {
+		s.rc.SetWriteDeadline(time.Now().Add(s.patience)) // unless the writer knows no such thing
+		s.err = s.ctx.Err()                               // if it has ended before that, writing would go on
+	}
 	if s.err == nil {
 		if _, s.err = s.w.Write(b); s.err == nil {
 			s.err = s.rc.Flush()
@@ -146,7 +167,7 @@ func (c *call) watchEvents() error {
 	if q.After, err = c.number("after", last, 10, 63); err != nil {
 		return err
 	}
-	s := c.stream()
+	s := c.news()
 	err = c.svc.Events(c.ctx(), q, func() { s.send(wire.Ready, "", struct{}{}) }, func(e api.Event) error {
 		return s.send(string(e.Type), strconv.FormatUint(e.Seq, 10), e)
 	})
@@ -172,7 +193,7 @@ func (c *call) watchFile() error {
 	if err != nil {
 		return err
 	}
-	s := c.stream()
+	s := c.news()
 	err = c.box.Watch(c.ctx(), c.access, path, func() { s.send(wire.Ready, "", struct{}{}) }, func(e api.FileEvent) error {
 		return s.send(wire.Changed, "", e)
 	})

@@ -38,13 +38,13 @@ func (c *call) templateLog() error {
 
 // buildTemplate builds a template and streams its log. The service reads the
 // context to its end before the first event: nothing is read from a client that
-// is being answered. If the client goes, the build is given up.
+// is being answered. If the client goes, or does not read, the build is given up.
 func (c *call) buildTemplate() error {
 	r, archive, err := c.readBuild()
 	if err != nil {
 		return err
 	}
-	s := c.stream()
+	s := c.news()
 	t, err := c.svc.BuildTemplate(c.ctx(), r, archive, output{s, wire.Log})
 	return s.end(c, wire.Built, t, err)
 }

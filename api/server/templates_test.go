@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -207,6 +208,55 @@ func TestBuildEndsWithItsClient(t *testing.T) {
 	}
 	if _, err := b.BuildTemplate(t.Context(), build, nil, nil); !errors.Is(err, client.ErrCut) {
 		t.Errorf("a stream without its end: %v", err)
+	}
+}
+
+// TestNothingWaitsForWhoDoesNotRead: a client that takes nothing of a log, or of
+// events, is one that has gone.
+func TestNothingWaitsForWhoDoesNotRead(t *testing.T) {
+	b := start(t, func(c *server.Config) { c.KeepAlive = 20 * time.Millisecond })
+	ended := make(chan error, 1)
+	b.fake.OnBuild = func(_ context.Context, _ api.BuildRequest, _ io.Reader, log io.Writer) (*api.Template, error) {
+		for {
+			if _, err := log.Write(make([]byte, 64<<10)); err != nil {
+				ended <- err
+				return nil, err
+			}
+		}
+	}
+	b.fake.OnEvents = func(_ context.Context, _ api.EventQuery, _ func(), on func(api.Event) error) error {
+		for {
+			if err := on(api.Event{Type: api.SandboxForked, Children: []string{strings.Repeat("x", 64<<10)}}); err != nil {
+				ended <- err
+				return err
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, asked := range []struct{ method, path, body string }{
+		{"GET", "/v1/events", ""}, {"POST", "/v1/templates", form([2]string{"request", `{"name":"web"}`})},
+	} {
+		req, err := http.NewRequestWithContext(ctx, asked.method, b.url+asked.path, strings.NewReader(asked.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", apitest.Key)
+		name, value, _ := strings.Cut(formType, ": ")
+		req.Header.Set(name, value)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: %v", asked.path, err)
+			}
+		case <-ctx.Done():
+			t.Errorf("%s still waits", asked.path)
+		}
+		resp.Body.Close()
 	}
 }
 
