@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
-	"crypto/rand"
+	crand "crypto/rand"
 	"crypto/sha256"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -55,7 +57,7 @@ func TestStreams(t *testing.T) {
 	}
 	// Input that nobody reads neither blocks nor fails.
 	cmd = l.program("exit", nil, "3")
-	cmd.Stdin = io.LimitReader(rand.Reader, 8<<20)
+	cmd.Stdin = io.LimitReader(crand.Reader, 8<<20)
 	finish(t, cmd).want(t, 3, "")
 }
 
@@ -64,7 +66,7 @@ func TestLargeStream(t *testing.T) {
 	const size = 32 << 20
 	in, out := sha256.New(), sha256.New()
 	cmd := l.command("run", "--", "cat")
-	cmd.Stdin = io.TeeReader(io.LimitReader(rand.Reader, size), in)
+	cmd.Stdin = io.TeeReader(io.LimitReader(crand.Reader, size), in)
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
@@ -78,7 +80,7 @@ func TestFiles(t *testing.T) {
 	l := sharedLab(t)
 	dir := t.TempDir()
 	large := make([]byte, 24<<20)
-	rand.Read(large)
+	crand.Read(large)
 	for name, data := range map[string][]byte{"tree/a": []byte("a"), "tree/b/c": []byte("cc"), "large": large} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -123,12 +125,7 @@ func TestFiles(t *testing.T) {
 
 func TestForward(t *testing.T) {
 	l := sharedLab(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
-	listener.Close()
+	port := strconv.Itoa(freePort(t))
 	cmd := l.program("serve", []string{"--forward", port + ":8080"}, "8080")
 	w := newLineWriter()
 	cmd.Stdout, cmd.Stderr = w, os.Stderr
@@ -152,6 +149,29 @@ func TestForward(t *testing.T) {
 	if _, err := net.Dial("tcp", "127.0.0.1:"+port); err == nil {
 		t.Error("the port is still forwarded")
 	}
+}
+
+// freePort is a port that nobody has, and that the kernel gives to nobody who
+// asks for any: others do so all the time.
+func freePort(t *testing.T) int {
+	t.Helper()
+	var first int
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(string(text), &first); err != nil {
+		t.Fatal(err)
+	}
+	const lowest = 1024
+	for port := first - 1 - rand.IntN((first-lowest)/2); port >= lowest; port-- {
+		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
+			l.Close()
+			return port
+		}
+	}
+	t.Fatalf("no port between %d and %d is free", lowest, first)
+	return 0
 }
 
 func TestSignals(t *testing.T) {
@@ -243,7 +263,7 @@ func TestFails(t *testing.T) { t.Fatal("as it should") }
 	}
 	lab := l.command("test")
 	gotest := func(args ...string) result {
-		cmd := exec.Command("go", append([]string{"test", "-v", "-exec", lab.Path + " test"}, args...)...)
+		cmd := exec.CommandContext(inTime, "go", append([]string{"test", "-v", "-exec", lab.Path + " test"}, args...)...)
 		cmd.Dir, cmd.Env = dir, append(lab.Env, "FORKVM_X=x", "GOFLAGS=")
 		return finish(t, cmd)
 	}

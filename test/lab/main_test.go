@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,12 +28,23 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	flag.Parse()
+	ctx, cancel := context.WithCancel(context.Background())
+	inTime = ctx
+	if limit := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); limit > 0 {
+		time.AfterFunc(limit-limit/10, cancel)
+	}
 	code := m.Run()
+	cancel()
 	for _, l := range started {
 		l.close()
 	}
 	os.Exit(code)
 }
+
+// inTime is done a while before the time of these tests is: commands that still run then are
+// killed, while there is somebody to end the machines that they left.
+var inTime context.Context
 
 // needLab skips a test where no machine can be emulated, or fails if it must not be skipped.
 func needLab(t *testing.T) {
@@ -87,7 +99,7 @@ func makeLab() (*testLab, error) {
 		return nil, err
 	}
 	l := &testLab{cache: cache, lab: filepath.Join(cache, "bin", "lab")}
-	build := exec.Command("go", "build", "-o", l.lab, ".")
+	build := exec.CommandContext(inTime, "go", "build", "-o", l.lab, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
@@ -96,7 +108,7 @@ func makeLab() (*testLab, error) {
 }
 
 func (l *testLab) close() {
-	l.command("down", "--now").Run()
+	l.commandContext(context.Background(), "down", "--now").Run()
 	os.RemoveAll(l.cache)
 }
 
@@ -124,8 +136,11 @@ var upOnce = sync.OnceValues(func() (*testLab, error) {
 })
 
 // command is the lab command with its arguments.
-func (l *testLab) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(l.lab, args...)
+func (l *testLab) command(args ...string) *exec.Cmd { return l.commandContext(inTime, args...) }
+
+func (l *testLab) commandContext(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, l.lab, args...)
+	cmd.WaitDelay = 10 * time.Second // for who else has its output
 	cmd.Env = append(os.Environ(), modeVariable+"=force", "FORKVM_CACHE="+l.cache)
 	return cmd
 }
