@@ -12,31 +12,40 @@ import (
 	"github.com/forkvm/forkvm/api"
 )
 
-// record is what names a sandbox or snapshot of a server.
+// kind is what records are of.
+type kind struct {
+	name  string
+	list  string // the command that lists them
+	short int    // bytes of an id that people read: enough to tell those of one instant apart
+}
+
+var (
+	boxKind   = &kind{"sandbox", "ls", 20}
+	snapKind  = &kind{"snapshot", "snapshot ls", 20}
+	storeKind = &kind{"snapshot", "store ls", 12}
+)
+
+// record is what names a sandbox or snapshot.
 type record struct {
-	kind, id, name string
-	about          string // a few words that tell it from others
+	*kind
+	id, name string
+	about    string // a few words that tell it from others
 }
 
 func boxRecord(b api.Sandbox) record {
-	return record{"sandbox", b.ID, b.Name, fmt.Sprintf("%s (%s, %s)", b.Name, b.State, humanize.Time(b.CreatedAt))}
+	return record{boxKind, b.ID, b.Name, fmt.Sprintf("%s (%s, %s)", b.Name, b.State, humanize.Time(b.CreatedAt))}
 }
 
 func snapRecord(s api.Snapshot) record {
-	return record{"snapshot", s.ID, s.Name, fmt.Sprintf("%s (of %s, %s)", s.Name, shortID(s.SandboxID), humanize.Time(s.CreatedAt))}
+	return record{snapKind, s.ID, s.Name, fmt.Sprintf("%s (of %s, %s)", s.Name, shortID(s.SandboxID), humanize.Time(s.CreatedAt))}
 }
 
-// shortID is an id as people read it: the time, and enough of what is random to
-// tell those of one instant apart.
-func shortID(id string) string { return id[:min(len(id), 20)] }
-
-// listCommand lists records of a kind.
-var listCommand = map[string]string{"sandbox": "ls", "snapshot": "snapshot ls"}
+func shortID(id string) string { return id[:min(len(id), boxKind.short)] }
 
 // pick finds the id that a word means: an id, a name, or the beginning of an id.
-func pick(kind string, all []record, word string) (string, error) {
+func pick(k *kind, all []record, word string) (string, error) {
 	if word == "" {
-		return "", usageError("empty name of a %s", kind)
+		return "", usageError("empty name of a %s", k.name)
 	}
 	var named, begun []record
 	for _, r := range all {
@@ -55,11 +64,11 @@ func pick(kind string, all []record, word string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", api.Errorf(api.NotFound, "no such %s: %q (try: forkvm %s)", kind, word, listCommand[kind])
+		return "", api.Errorf(api.NotFound, "no such %s: %q (try: forkvm %s)", k.name, word, k.list)
 	case 1:
 		return found[0].id, nil
 	}
-	return "", fmt.Errorf("%q names more than one %s%s", word, kind, candidates(found))
+	return "", fmt.Errorf("%q names more than one %s%s", word, k.name, candidates(found))
 }
 
 // candidates lists records on lines of their own, but not without end.
@@ -122,7 +131,7 @@ func next(cursor, after string) (string, error) {
 
 // boxIDs finds the sandboxes of these names, each once, or fails.
 func boxIDs(ctx context.Context, s api.Service, words ...string) ([]string, error) {
-	return ids("sandbox", api.SandboxPrefix, words, func() (all []record, err error) {
+	return ids(boxKind, api.SandboxPrefix, words, func() (all []record, err error) {
 		boxes, err := allBoxes(ctx, s, api.SandboxQuery{})
 		for _, b := range boxes {
 			all = append(all, boxRecord(b))
@@ -133,7 +142,7 @@ func boxIDs(ctx context.Context, s api.Service, words ...string) ([]string, erro
 
 // snapIDs does the same for snapshots.
 func snapIDs(ctx context.Context, s api.Service, words ...string) ([]string, error) {
-	return ids("snapshot", api.SnapshotPrefix, words, func() (all []record, err error) {
+	return ids(snapKind, api.SnapshotPrefix, words, func() (all []record, err error) {
 		snaps, err := allSnaps(ctx, s, api.SnapshotQuery{})
 		for _, n := range snaps {
 			all = append(all, snapRecord(n))
@@ -143,7 +152,7 @@ func snapIDs(ctx context.Context, s api.Service, words ...string) ([]string, err
 }
 
 // ids finds what words mean. Whole ids need no list.
-func ids(kind, prefix string, words []string, list func() ([]record, error)) ([]string, error) {
+func ids(k *kind, prefix string, words []string, list func() ([]record, error)) ([]string, error) {
 	var found []string
 	var all []record
 	listed := false
@@ -158,7 +167,7 @@ func ids(kind, prefix string, words []string, list func() ([]record, error)) ([]
 				}
 				listed = true
 			}
-			if id, err = pick(kind, all, word); err != nil {
+			if id, err = pick(k, all, word); err != nil {
 				return nil, err
 			}
 		}
@@ -257,7 +266,7 @@ func whileCompleting(cmd *cobra.Command, ask func(context.Context, api.Service))
 func completions(all []record) (words []cobra.Completion) {
 	for _, r := range all {
 		if id, err := pick(r.kind, all, r.name); err == nil && id == r.id {
-			words = append(words, cobra.CompletionWithDesc(r.name, r.kind+" "+shortID(r.id)))
+			words = append(words, cobra.CompletionWithDesc(r.name, r.kind.name+" "+r.id[:min(len(r.id), r.short)]))
 		}
 		words = append(words, cobra.CompletionWithDesc(r.id, strings.TrimSpace(r.about)))
 	}

@@ -47,21 +47,21 @@ func TestRepeatedPage(t *testing.T) {
 
 func TestPick(t *testing.T) {
 	all := []record{
-		{kind: "sandbox", id: "sb_aa1", name: "one"}, {kind: "sandbox", id: "sb_aa2", name: "two"},
-		{kind: "sandbox", id: "sb_b", name: "two"}, {kind: "sandbox", id: "sb_c", name: "sb_aa"},
-		{kind: "sandbox", id: "sb_d", name: "sb_b"},
+		{kind: boxKind, id: "sb_aa1", name: "one"}, {kind: boxKind, id: "sb_aa2", name: "two"},
+		{kind: boxKind, id: "sb_b", name: "two"}, {kind: boxKind, id: "sb_c", name: "sb_aa"},
+		{kind: boxKind, id: "sb_d", name: "sb_b"},
 	}
 	for word, want := range map[string]string{
 		"one": "sb_aa1", "sb_aa1": "sb_aa1", "sb_c": "sb_c",
 		"sb_aa": "sb_c", // a name is a name also if it begins an id
 		"sb_b":  "sb_b", // an id is an id also if it is a name
 	} {
-		if id, err := pick("sandbox", all, word); id != want || err != nil {
+		if id, err := pick(boxKind, all, word); id != want || err != nil {
 			t.Errorf("%s: %q, %v, want %s", word, id, err, want)
 		}
 	}
 	for word, words := range map[string]string{"two": "\n  sb_aa2  \n", "sb_": "sb_d", "none": "no such sandbox", "": "empty name"} {
-		if id, err := pick("sandbox", all, word); err == nil || !strings.Contains(err.Error()+" ", strings.TrimRight(words, " \n")) {
+		if id, err := pick(boxKind, all, word); err == nil || !strings.Contains(err.Error()+" ", strings.TrimRight(words, " \n")) {
 			t.Errorf("%s: %q, %v, want an error with %q", word, id, err, words)
 		}
 	}

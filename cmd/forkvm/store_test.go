@@ -104,7 +104,7 @@ func infoOf(id, label string) snapshot.Info {
 	return snapshot.Info{Manifest: snapshot.Manifest{ID: id, Label: label}}
 }
 
-func TestResolve(t *testing.T) {
+func TestPickStored(t *testing.T) {
 	all := []snapshot.Info{
 		infoOf(idOf("bcd"), "base"), infoOf(idOf("bce"), "twice"), infoOf(idOf("k"), "twice"),
 		infoOf(idOf("m"), "bc"), infoOf(idOf("n"), idOf("m")), infoOf(idOf("q"), ""),
@@ -120,17 +120,17 @@ func TestResolve(t *testing.T) {
 		{name: "z", want: idOf("z")},
 		{name: "bc", want: idOf("m")},      // a label comes before the beginning of an id
 		{name: idOf("m"), want: idOf("m")}, // and an id before a label
-		{name: "b", err: `"b" names 2 snapshots`},
-		{name: "twice", err: `"twice" names 2 snapshots`},
+		{name: "b", err: `"b" names more than one snapshot`},
+		{name: "twice", err: `"twice" names more than one snapshot`},
 		{name: "x", err: `no such snapshot: "x"`},
 		{name: "BASE", err: "no such snapshot"},
 		{name: "../bcd", err: "no such snapshot"},
 		{name: idOf("bcd") + "a", err: "no such snapshot"},
 		{name: "", err: "empty name"},
 	} {
-		info, err := resolve(all, test.name)
-		if info.ID != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
-			t.Errorf("%q: %q, %v; want %q, %s", test.name, info.ID, err, test.want, test.err)
+		id, err := pick(storeKind, storeRecords(all), test.name)
+		if id != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%q: %q, %v; want %q, %s", test.name, id, err, test.want, test.err)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func TestResolve(t *testing.T) {
 func TestAmbiguousNamesItsCandidates(t *testing.T) {
 	all := []snapshot.Info{infoOf(idOf("ba"), "one"), infoOf(idOf("bb"), "two")}
 	all = append(all, snapshot.Info{Manifest: snapshot.Manifest{ID: idOf("bc")}, Err: snapshot.ErrCorrupt})
-	_, err := resolve(all, "b")
+	_, err := pick(storeKind, storeRecords(all), "b")
 	for _, want := range []string{idOf("ba") + "  one (", idOf("bb") + "  two (", idOf("bc") + "  unreadable"} {
 		if err == nil || !strings.Contains(err.Error(), "\n  "+want) {
 			t.Errorf("no %q in: %v", want, err)
@@ -147,7 +147,7 @@ func TestAmbiguousNamesItsCandidates(t *testing.T) {
 	for i := range 100 {
 		all = append(all, infoOf(idOf(fmt.Sprintf("b%c%c", 'a'+i/10, 'a'+i%10)), ""))
 	}
-	if _, err := resolve(all, "b"); strings.Count(err.Error(), "\n") > 11 || !strings.Contains(err.Error(), "and 93 more") {
+	if _, err := pick(storeKind, storeRecords(all), "b"); strings.Count(err.Error(), "\n") > 12 || !strings.Contains(err.Error(), "and 93 more") {
 		t.Errorf("not cut short: %v", err)
 	}
 }

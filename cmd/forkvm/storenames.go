@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -49,75 +49,30 @@ const namesHelp = `A snapshot is named by its id, by the beginning of its id, or
 other snapshot has the same. A label that is also the beginning of an id is a label.
 `
 
+func storeRecords(all []snapshot.Info) (out []record) {
+	for _, info := range all {
+		out = append(out, record{storeKind, info.ID, info.Label, about(info)})
+	}
+	return out
+}
+
 // find finds the snapshots of these names, each once, or fails.
-func find(ctx context.Context, store *snapshot.Store, names ...string) ([]snapshot.Info, error) {
+func find(ctx context.Context, store *snapshot.Store, names ...string) (found []snapshot.Info, err error) {
 	all, err := store.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var found []snapshot.Info
-	seen := map[string]bool{}
 	for _, name := range names {
-		info, err := resolve(all, name)
+		id, err := pick(storeKind, storeRecords(all), name)
 		if err != nil {
 			return nil, err
 		}
-		if !seen[info.ID] {
-			seen[info.ID] = true
-			found = append(found, info)
+		is := func(info snapshot.Info) bool { return info.ID == id }
+		if !slices.ContainsFunc(found, is) {
+			found = append(found, all[slices.IndexFunc(all, is)])
 		}
 	}
 	return found, nil
-}
-
-// resolve finds the snapshot that a name means.
-func resolve(all []snapshot.Info, name string) (snapshot.Info, error) {
-	if name == "" {
-		return snapshot.Info{}, usageError("empty name of a snapshot")
-	}
-	var labelled, begun []snapshot.Info
-	for _, info := range all {
-		switch {
-		case info.ID == name:
-			return info, nil
-		case info.Label == name:
-			labelled = append(labelled, info)
-		case strings.HasPrefix(info.ID, name):
-			begun = append(begun, info)
-		}
-	}
-	found := labelled
-	if len(found) == 0 {
-		found = begun
-	}
-	switch len(found) {
-	case 0:
-		return snapshot.Info{}, fmt.Errorf("%w: %q", snapshot.ErrNotFound, name)
-	case 1:
-		return found[0], nil
-	}
-	return snapshot.Info{}, &ambiguousError{name, found}
-}
-
-// ambiguousError is a name that more than one snapshot has.
-type ambiguousError struct {
-	name       string
-	candidates []snapshot.Info
-}
-
-// Error lists the candidates on lines of their own, but not without end.
-func (e *ambiguousError) Error() string {
-	const most = 10
-	var b strings.Builder
-	fmt.Fprintf(&b, "%q names %d snapshots", e.name, len(e.candidates))
-	for i, c := range e.candidates {
-		if i == most {
-			fmt.Fprintf(&b, "\n  and %d more", len(e.candidates)-most)
-			break
-		}
-		fmt.Fprintf(&b, "\n  %s  %s", c.ID, about(c))
-	}
-	return b.String()
 }
 
 // about tells snapshots apart in a few words.
@@ -146,7 +101,7 @@ func completeNames(max int, files bool) cobra.CompletionFunc {
 }
 
 // listNames are the ids and unique labels of all snapshots.
-func listNames(cmd *cobra.Command) (names []cobra.Completion) {
+func listNames(cmd *cobra.Command) []cobra.Completion {
 	dir := cmd.Flag("store").Value.String()
 	if dir == "" {
 		dir, _ = snapshot.DefaultDir()
@@ -160,11 +115,5 @@ func listNames(cmd *cobra.Command) (names []cobra.Completion) {
 	}
 	defer store.Close()
 	all, _ := store.List(cmd.Context()) // there is nobody to tell of an error
-	for _, info := range all {
-		if named, err := resolve(all, info.Label); err == nil && named.ID == info.ID {
-			names = append(names, cobra.CompletionWithDesc(info.Label, "snapshot "+short(info.ID)))
-		}
-		names = append(names, cobra.CompletionWithDesc(info.ID, about(info)))
-	}
-	return names
+	return completions(storeRecords(all))
 }
