@@ -130,12 +130,13 @@ func read[T any](d *database, bucket []byte, f func(id string, v T)) error {
 
 // persist stores sandboxes as they are when it is their turn, but for what
 // change does to the records; nil is nothing. Those that are being destroyed are
-// left alone: their records are not to come back.
+// left alone: their records are not to come back. One that has failed is stored
+// also when the engine is being closed, or the next would not know why it did.
 func (e *Engine) persist(change func(*sandboxRecord), boxes ...*box) error {
 	return e.db.bolt.Update(func(tx *bbolt.Tx) error {
 		for _, b := range boxes {
 			e.mu.Lock()
-			doomed := b.life.Err() != nil
+			doomed := b.life.Err() != nil && b.rec.Sandbox.State != api.Failed
 			rec := b.rec
 			rec.Sandbox = *b.record()
 			e.mu.Unlock()

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -263,7 +264,7 @@ func TestMachineEndsWhilePausing(t *testing.T) {
 func (r *rig) storedState(t *testing.T, id string, want api.State) {
 	t.Helper()
 	var state api.State
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
 		err := read(r.db, sandboxBucket, func(k string, s sandboxRecord) {
 			if k == id {
 				state = s.Sandbox.State
@@ -299,6 +300,29 @@ func TestCloseDuringDestroy(t *testing.T) {
 	b.giveTurn()
 	if err := errors.Join(<-destroyed, <-closed); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCloseStoresFailures: why a sandbox has failed is known to the next engine,
+// also if it could not be stored before this one was to end.
+func TestCloseStoresFailures(t *testing.T) {
+	for _, how := range []OnClose{CloseDestroys, ClosePauses} {
+		r := newRig(t, Limits{})
+		sb := r.create(t, api.Settings{})
+		b := must[*box](t)(r.find(sb.ID))
+		writing := must[*bbolt.Tx](t)(r.db.bolt.Begin(true)) // nobody else does meanwhile
+		r.machine(b.id).die(errors.New("guest panicked"))
+		must[*api.Sandbox](t)(r.Wait(t.Context(), b.id, api.WaitRequest{States: []api.State{api.Failed}, Timeout: time.Minute}))
+		closed := make(chan error, 1)
+		go func() { closed <- r.Close(context.Background(), how) }()
+		<-b.life.Done()
+		if err := errors.Join(writing.Rollback(), <-closed); err != nil {
+			t.Fatal(err)
+		}
+		r.open(t)
+		if s := must[*api.Sandbox](t)(r.Get(t.Context(), b.id)); !strings.Contains(s.Reason, "guest panicked") {
+			t.Errorf("%s: it has failed since %s", how, s.Reason)
+		}
 	}
 }
 
