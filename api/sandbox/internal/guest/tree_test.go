@@ -158,7 +158,10 @@ func TestReadTreeBreaksOff(t *testing.T) {
 func TestReadTreeClosedEarly(t *testing.T) {
 	g := start(t, agent.Options{})
 	dir := t.TempDir()
-	write(t, g, filepath.Join(dir, "f"), strings.Repeat("x", 4<<20))
+	write(t, g, filepath.Join(dir, "f"), "")
+	if err := os.Truncate(filepath.Join(dir, "f"), 1<<40); err != nil { // nobody comes to its end
+		t.Fatal(err)
+	}
 	r, err := g.ReadTree(within(t, 30*time.Second), dir)
 	if err != nil {
 		t.Fatal(err)
