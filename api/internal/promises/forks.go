@@ -353,8 +353,11 @@ var forks = []Promise{
 		}
 	}},
 	{"U37", "TimeoutPauses", "With on_timeout pause a time-out pauses, and the sandbox can be resumed.", func(c *C) {
-		s := c.create(func(r *api.CreateRequest) { r.TimeoutSeconds, r.OnTimeout = api.Set[int64](2), api.TimeoutPauses })
-		c.sh(s, "echo text >/file")
+		s := c.create(func(r *api.CreateRequest) { r.OnTimeout = api.TimeoutPauses })
+		c.sh(s, "echo text >/file") // which may take longer than the time-out
+		if _, err := c.Update(c.ctx(), s.ID, api.Patch{TimeoutSeconds: api.Set[int64](1)}); err != nil {
+			c.Fatal(err)
+		}
 		w, err := c.Wait(c.ctx(), s.ID, api.WaitRequest{States: []api.State{api.Paused}, Timeout: limit})
 		if err != nil || w.State != api.Paused {
 			c.Fatalf("%+v, %v", w, err)
