@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 // inTime is done a while before the time of these tests is: commands that still run then are
-// killed, while there is somebody to end the machines that they left.
+// ended, and with them their machines, while there is somebody to do so.
 var inTime context.Context
 
 // needLab skips a test where no machine can be emulated, or fails if it must not be skipped.
@@ -140,6 +141,7 @@ func (l *testLab) command(args ...string) *exec.Cmd { return l.commandContext(in
 
 func (l *testLab) commandContext(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, l.lab, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // It ends its machine.
 	cmd.WaitDelay = 10 * time.Second // for who else has its output
 	cmd.Env = append(os.Environ(), modeVariable+"=force", "FORKVM_CACHE="+l.cache)
 	return cmd
