@@ -142,7 +142,7 @@ func (l *testLab) command(args ...string) *exec.Cmd { return l.commandContext(in
 func (l *testLab) commandContext(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, l.lab, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // It ends its machine.
-	cmd.WaitDelay = 10 * time.Second // for who else has its output
+	cmd.WaitDelay = 10 * time.Second                                         // for who else has its output
 	cmd.Env = append(os.Environ(), modeVariable+"=force", "FORKVM_CACHE="+l.cache)
 	return cmd
 }
