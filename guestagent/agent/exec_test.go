@@ -254,16 +254,28 @@ func TestExecTimeoutEndsDaemons(t *testing.T) {
 }
 
 // testTimeout runs the scripts, each of which writes a pid to FILE, until a
-// time-out, and checks that all these processes are gone then.
+// time-out, and checks that all these processes are gone then. Where they had
+// not got so far, nothing can be told, and they get twice the time.
 func testTimeout(t *testing.T, c *client.Client, scripts map[string]string) {
+	t.Helper()
+	for timeout := 500 * time.Millisecond; !timedOut(t, c, timeout, scripts); timeout *= 2 {
+		if timeout > 20*time.Second {
+			t.Fatal("the scripts do not get there")
+		}
+	}
+}
+
+// timedOut runs the scripts until the time-out, and tells whether all of them
+// had written their pids.
+func timedOut(t *testing.T, c *client.Client, timeout time.Duration, scripts map[string]string) (all bool) {
 	t.Helper()
 	dir := t.TempDir()
 	script := ""
 	for name, s := range scripts {
 		script += strings.ReplaceAll(s, "FILE", filepath.Join(dir, name)) + "\n"
 	}
-	cmd := c.CommandContext(within(t, 30*time.Second), "sh", "-c", script+"wait; sleep 1000")
-	cmd.Timeout = 700 * time.Millisecond
+	cmd := c.CommandContext(within(t, timeout+30*time.Second), "sh", "-c", script+"wait; sleep 1000")
+	cmd.Timeout = timeout
 	start := time.Now()
 	if err := cmd.Run(); !errors.Is(err, client.ErrTimeout) {
 		t.Fatalf("Run: %v, want ErrTimeout", err)
@@ -271,13 +283,19 @@ func testTimeout(t *testing.T, c *client.Client, scripts map[string]string) {
 	if d := time.Since(start); d < cmd.Timeout {
 		t.Errorf("timed out after %v", d)
 	}
+	all = true
 	for name := range scripts {
 		b, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.HasSuffix(b, []byte("\n")) {
+			all = false
+			continue
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		awaitGone(t, strings.TrimSpace(string(b)))
 	}
+	return all
 }
 
 // cgroupDir returns an empty cgroup v2 directory that this process may use.

@@ -24,6 +24,9 @@ func ServeWithSpares(ctx context.Context, l net.Listener, o Options, program str
 	return pids, func() error { return s.serve(ctx, l) }
 }
 
+// MaxIdle is how many goroutines an agent keeps for what comes.
+const MaxIdle = maxIdle
+
 // SpareName is the name under which a program is a spare.
 const SpareName = spareName
 

@@ -198,20 +198,44 @@ func TestLeaveOnlyOwn(t *testing.T) {
 // time-out, but not print nothing for so long.
 func TestIdleTimeout(t *testing.T) {
 	c := serve(t, agent.Options{})
-	var out bytes.Buffer
-	cmd := c.CommandContext(within(t, 30*time.Second), "sh", "-c", "for i in 1 2 3 4 5 6; do sleep 0.2; echo $i; done; sleep 1000")
-	cmd.IdleTimeout = 800 * time.Millisecond
-	cmd.Stdout = &out
+	// It prints without a pause for three times as long, and then nothing.
+	const idle = 800 * time.Millisecond
+	cmd := c.CommandContext(within(t, 60*time.Second), "cat")
+	cmd.IdleTimeout = idle
 	start := time.Now()
+	in := &talker{until: start.Add(3 * idle)}
+	cmd.Stdin = in
+	var out lastWrite
+	cmd.Stdout = &out
 	if err := cmd.Run(); !errors.Is(err, client.ErrTimeout) {
 		t.Errorf("Run: %v", err)
 	}
-	if out.String() != "1\n2\n3\n4\n5\n6\n" || time.Since(start) < 2*time.Second {
-		t.Errorf("printed %q in %v", &out, time.Since(start))
+	if talked := out.at.Sub(start); talked < 2*idle {
+		t.Errorf("printed for %v only", talked)
 	}
 	// In the background there is nobody but the agent to see to it.
 	id := spawn(t, c, func(c *client.Cmd) { c.IdleTimeout = 50 * time.Millisecond }, "sleep 1000")
 	if err := c.WaitProcess(within(t, 20*time.Second), id); !errors.Is(err, client.ErrTimeout) {
 		t.Errorf("WaitProcess: %v", err)
 	}
+}
+
+// talker is an input that comes without a pause until an instant, and does not
+// end then.
+type talker struct{ until time.Time }
+
+func (k *talker) Read(p []byte) (int, error) {
+	if time.Now().After(k.until) {
+		select {}
+	}
+	clear(p)
+	return len(p), nil
+}
+
+// lastWrite is when something was last written to it.
+type lastWrite struct{ at time.Time }
+
+func (w *lastWrite) Write(p []byte) (int, error) {
+	w.at = time.Now()
+	return len(p), nil
 }
