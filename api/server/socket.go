@@ -213,8 +213,10 @@ func (s *socket) command(m io.Reader) error {
 	return api.Errorf(api.BadRequest, "message: one of signal, resize and eof is expected")
 }
 
-// keep looks whether the client is there while nothing is sent. That it does not
-// answer in time says nothing if it is not being read.
+// keep sends output of no bytes from time to time, so that a client that has gone
+// is noticed. One that does not read, or whose input nobody reads, has all the time
+// it wants: a ping, or the answer to one, the library gives up after 5 s, and with
+// it the connection.
 func (s *socket) keep() {
 	t := time.NewTicker(s.c.KeepAlive)
 	defer t.Stop()
@@ -224,10 +226,7 @@ func (s *socket) keep() {
 			return
 		case <-t.C:
 		}
-		ctx, cancel := context.WithTimeout(s.ctx, s.c.KeepAlive)
-		err := s.Ping(ctx)
-		cancel()
-		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		if s.Write(s.ctx, websocket.MessageBinary, []byte{wire.ChannelStdout}) != nil {
 			s.cancel()
 			return
 		}

@@ -1,20 +1,25 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/coder/websocket"
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/client"
 	"github.com/forkvm/forkvm/api/internal/apitest"
+	"github.com/forkvm/forkvm/api/server"
 )
 
 // dial connects a WebSocket as any client would.
@@ -127,6 +132,57 @@ func TestPanicsEndWebSockets(t *testing.T) {
 	}
 	if _, err := b.Run(t.Context(), b.access, run, api.Streams{}); !errors.Is(err, client.ErrCut) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestIdleStreamsAreNotCut: neither a client that does not read for an hour nor one
+// whose input nobody reads is taken for one that has gone.
+func TestIdleStreamsAreNotCut(t *testing.T) {
+	for name, c := range map[string]struct {
+		command func(s api.Streams) // what it does with its streams
+		first   func()              // what the client does when it has the first output
+	}{
+		"input":  {func(s api.Streams) { time.Sleep(time.Hour); io.Copy(io.Discard, s.Stdin) }, func() {}},
+		"output": {func(s api.Streams) { time.Sleep(2 * time.Hour) }, func() { time.Sleep(time.Hour) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // the hours are of the bubble
+				fake := &apitest.Fake{OnRun: func(_ context.Context, _ api.StartRequest, s api.Streams) (*api.Exit, error) {
+					s.Started(apitest.Process(1, "a"))
+					io.WriteString(s.Stdout, "x")
+					c.command(s)
+					io.WriteString(s.Stdout, "y")
+					return &api.Exit{Code: 3}, nil
+				}}
+				l := make(pipes)
+				s := &http.Server{Handler: server.New(fake.Config())}
+				go s.Serve(l)
+				defer s.Close()
+				by, err := client.New("http://pipe", client.Options{Transport: &http.Transport{
+					DialContext: func(context.Context, string, string) (net.Conn, error) {
+						ours, theirs := net.Pipe()
+						l <- theirs
+						return ours, nil
+					},
+				}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := run
+				r.Stdin = name == "input"
+				var out bytes.Buffer
+				exit, err := by.Run(t.Context(), api.Access{ID: api.NewID(api.SandboxPrefix, apitest.Now), Token: apitest.Token}, r, api.Streams{
+					Stdin: io.LimitReader(zeros{}, 1<<20), Stdout: onWrite(func(p []byte) {
+						if out.Write(p); out.Len() == 1 {
+							c.first()
+						}
+					}),
+				})
+				if err != nil || exit.Code != 3 || out.String() != "xy" {
+					t.Errorf("%+v, %v, %q", exit, err, &out)
+				}
+			})
+		})
 	}
 }
 
