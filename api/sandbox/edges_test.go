@@ -528,3 +528,31 @@ func TestDestroyEndsTheStart(t *testing.T) {
 		t.Errorf("%d machines and %d bytes", alive, r.memory)
 	}
 }
+
+// TestPausedHasGivenBack: whoever waits until a sandbox is paused finds the memory
+// that it had, though that its machine ends takes time.
+func TestPausedHasGivenBack(t *testing.T) {
+	r := newRig(t, Limits{Memory: 64 << 20})
+	ctx := t.Context()
+	b := r.create(t, api.Settings{})
+	var once sync.Once
+	r.w.closing = func() {
+		once.Do(func() {
+			if s := must[*api.Sandbox](t)(r.Get(ctx, b.ID)); s.State != api.Pausing {
+				t.Errorf("its machine is there, and it is %s", s.State)
+			}
+			_, err := r.Create(ctx, api.CreateRequest{})
+			wantCode(t, err, api.OutOfCapacity)
+		})
+	}
+	paused := make(chan error, 1)
+	go func() {
+		_, err := r.Pause(ctx, b.ID)
+		paused <- err
+	}()
+	must[*api.Sandbox](t)(r.Wait(ctx, b.ID, api.WaitRequest{States: []api.State{api.Paused}, Timeout: time.Minute}))
+	r.create(t, api.Settings{})
+	if err := <-paused; err != nil {
+		t.Error(err)
+	}
+}

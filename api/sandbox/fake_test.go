@@ -37,6 +37,7 @@ type world struct {
 	saveErr  error
 	saving   chan struct{} // if not nil, each save tells, and then waits for goOn
 	goOn     chan struct{}
+	closing  func() // if not nil, is called by each close of a machine
 }
 
 type fakeStored struct {
@@ -246,7 +247,13 @@ func (m *fakeMachine) capture(ctx context.Context) (image, error) {
 
 func (m *fakeMachine) done() <-chan struct{} { return m.ended }
 func (m *fakeMachine) why() error            { return m.reason }
-func (m *fakeMachine) close()                { m.die(errors.New("closed")) }
+
+func (m *fakeMachine) close() {
+	if m.w.closing != nil {
+		m.w.closing()
+	}
+	m.die(errors.New("closed"))
+}
 
 func (m *fakeMachine) timings() vmm.Timings { return vmm.Timings{Restore: time.Millisecond} }
 

@@ -49,14 +49,16 @@ func (e *Engine) pauseSession(ctx context.Context, b *box, session uint64) error
 	if err == nil {
 		err = outer(e.persist(become, b), "store the record")
 	}
-	if err := e.paused(ctx, b, m, become, err); err != nil {
-		if stored != "" {
-			e.logError("delete what was stored", b, e.machines.delete(context.WithoutCancel(ctx), stored))
-		}
-		return err
+	if err = e.part(b, m, err); err == nil {
+		e.free(b, m) // before it counts as paused, so that who waited for that finds its memory
+		err = e.paused(b, become)
+	} else {
+		e.goOn(context.WithoutCancel(ctx), b, m)
 	}
-	e.free(b, m)
-	return nil
+	if err != nil && stored != "" {
+		e.logError("delete what was stored", b, e.machines.delete(context.WithoutCancel(ctx), stored))
+	}
+	return err
 }
 
 // notRunning is the error of who needs a sandbox that runs: none if it is in a
@@ -85,33 +87,50 @@ func (e *Engine) putAway(ctx context.Context, b *box, m machine) (stored string,
 	return stored, bytes, outer(err, "pause")
 }
 
-// paused ends a pause: the sandbox is paused, and the caller frees its machine, or,
-// if err or anything else was in the way, goes on.
-func (e *Engine) paused(ctx context.Context, b *box, m machine, become func(*sandboxRecord), err error) error {
+// part takes the machine from a sandbox that is stored, unless err or anything
+// else was in the way.
+func (e *Engine) part(b *box, m machine, err error) error {
 	e.mu.Lock()
-	err = b.overtaken(err)
-	if err == nil && b.m != m {
-		err = b.lost
+	defer e.mu.Unlock()
+	if err := b.overtaken(err); err != nil {
+		return err
 	}
-	if err == nil {
-		become(&b.rec)
-		b.m, b.lost = nil, errPaused
-		b.setState(api.Paused)
+	if b.m != m {
+		return b.lost
+	}
+	b.m, b.lost = nil, errPaused
+	return nil
+}
+
+// paused says that a sandbox is paused, which it is whatever happens but that it
+// is being destroyed.
+func (e *Engine) paused(b *box, become func(*sandboxRecord)) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b.rec.Sandbox.State == api.Destroying {
+		return errDestroyed
+	}
+	become(&b.rec)
+	b.setState(api.Paused)
+	if b.life.Err() == nil { // or the engine is being closed
 		e.arm(b, now())
-		e.emit(b, api.SandboxPaused)
-		e.mu.Unlock()
-		return nil
 	}
-	goesOn := b.m == m && b.life.Err() == nil
-	if goesOn {
+	e.emit(b, api.SandboxPaused)
+	return nil
+}
+
+// goOn lets a sandbox go on that could not be paused.
+func (e *Engine) goOn(ctx context.Context, b *box, m machine) {
+	e.mu.Lock()
+	here := b.m == m && b.life.Err() == nil
+	if here {
 		b.setState(api.Running)
 	}
 	e.mu.Unlock()
-	if goesOn {
-		e.logError("go on after a pause that failed", b, m.proceed(context.WithoutCancel(ctx)))
+	if here {
+		e.logError("go on after a pause that failed", b, m.proceed(ctx))
 	}
 	e.logError("store a sandbox that is not paused", b, e.persist(nil, b))
-	return err
 }
 
 var errPaused = api.Errorf(api.Conflict, "the sandbox was paused meanwhile")
