@@ -11,6 +11,10 @@ PACKAGES ?= ./...
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
+# A package's time, which go test bounds at 10 minutes otherwise: what runs aside
+# has what the lab leaves of the machine.
+ASIDE_TIMEOUT = 40m
+
 # Tests that need Linux guests, and so a KVM that runs them.
 LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox $(LAB_ASIDE)
 LAB_ASIDE = ./cmd/...
@@ -89,16 +93,17 @@ lint: setup ## gofmt, go vet, staticcheck
 	@$(GO) run $(STATICCHECK) ./...
 
 unit: setup ## tests on this machine, micro-guests on its /dev/kvm included
-	@FORKVM_REQUIRE_KERNEL=1 FORKVM_REQUIRE_LAB=1 FORKVM_REQUIRE_TOOLS=1 FORKVM_TEST_SCHEMATHESIS="$(SCHEMATHESIS)" $(GO) test -p 1 ./...
+	@FORKVM_REQUIRE_KERNEL=1 FORKVM_REQUIRE_LAB=1 FORKVM_REQUIRE_TOOLS=1 FORKVM_TEST_SCHEMATHESIS="$(SCHEMATHESIS)" $(GO) test -p 1 -timeout $(ASIDE_TIMEOUT) ./...
 
 race: setup ## the same under the race detector, less the lab's own
-	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v /test/lab)
+	@CGO_ENABLED=1 $(GO) test -race -timeout $(ASIDE_TIMEOUT) $$($(GO) list ./... | grep -v /test/lab)
 
 # The machine stays up for all packages; go test runs one at a time, for what
 # waits for the machine would count against its time. TestJail is about processes
-# of this host only.
+# of this host only. A shell that a signal ends does not get to what it has for
+# its exit; one that exits because of it does.
 lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
-	@bin/lab up >&2; trap 'bin/lab down --now' EXIT; \
+	@bin/lab up >&2; trap 'bin/lab down --now' EXIT; trap 'exit 143' HUP INT TERM; \
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m -skip '^TestJail$$' \
 		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
 
