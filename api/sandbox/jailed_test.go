@@ -87,7 +87,7 @@ func TestJail(t *testing.T) {
 	w := newWitness(t)
 	r := newRig(t, Limits{})
 	r.w.jails = true
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	t.Run("commands", func(t *testing.T) { jailCommands(ctx, t, r, w) })
 	t.Run("files", func(t *testing.T) { jailedFiles(ctx, t, r, w) })
