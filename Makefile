@@ -13,7 +13,7 @@ GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # A package's time, which go test bounds at 10 minutes otherwise: what runs aside
 # has what the lab leaves of the machine.
-ASIDE_TIMEOUT = 40m
+ASIDE_TIMEOUT = 20m
 
 # Tests that need Linux guests, and so a KVM that runs them.
 LAB_PACKAGES = ./kvm/... ./vmm/... ./api/template ./api/sandbox $(LAB_ASIDE)

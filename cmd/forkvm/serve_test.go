@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -206,7 +207,8 @@ func TestPassedSocket(t *testing.T) {
 	}
 }
 
-// TestOneServerIsStarted by many commands at once.
+// TestOneServerIsStarted by many commands at once. It has nothing of what those
+// were given.
 func TestOneServerIsStarted(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	defer func() {
@@ -214,6 +216,11 @@ func TestOneServerIsStarted(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	given, gives, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer given.Close()
 	var started sync.WaitGroup
 	var mu sync.Mutex
 	var notes bytes.Buffer
@@ -221,6 +228,7 @@ func TestOneServerIsStarted(t *testing.T) {
 		started.Go(func() {
 			cmd := exec.CommandContext(t.Context(), "forkvm", "ls")
 			cmd.Env = append(os.Environ(), "FORKVM_STATE="+state, "FORKVM_TEMPLATES="+filepath.Join(state, "templates"))
+			cmd.ExtraFiles = []*os.File{gives}
 			out, err := cmd.CombinedOutput()
 			mu.Lock()
 			defer mu.Unlock()
@@ -233,5 +241,12 @@ func TestOneServerIsStarted(t *testing.T) {
 	started.Wait()
 	if n := strings.Count(notes.String(), "started a server"); n != 1 {
 		t.Errorf("%d servers were started:\n%s", n, &notes)
+	}
+	gives.Close()
+	if err := given.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := given.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("somebody still has a pipe that commands were given: %v", err)
 	}
 }
