@@ -100,12 +100,12 @@ race: setup ## the same under the race detector, less the lab's own
 
 # The machine stays up for all packages; go test runs one at a time, for what
 # waits for the machine would count against its time. TestJail is about processes
-# of this host only. A shell that a signal ends does not get to what it has for
-# its exit; one that exits because of it does.
+# of this host only. The shell waits in a way that a signal interrupts; ended by
+# one it would not get to what it has for its exit.
 lab-test: setup ## tests on a genuine KVM: this machine's, or the lab's
-	@bin/lab up >&2; trap 'bin/lab down --now' EXIT; trap 'exit 143' HUP INT TERM; \
+	@trap 'bin/lab down --now' EXIT; trap 'kill $$tests; exit 143' HUP INT TERM; bin/lab up >&2; \
 	FORKVM_REQUIRE_KVM=1 FORKVM_TEST_AGENT=$(CURDIR)/bin/forkvm-agent FORKVM_TEST_E2FSCK=$(E2FSCK) $(GO) test -p 1 -timeout 20m -skip '^TestJail$$' \
-		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES)
+		-exec "$(CURDIR)/bin/lab test --file $(CURDIR)/bin/forkvm-agent --file $(E2FSCK)" $(LAB_PACKAGES) & tests=$$!; wait $$tests
 
 # A machine of its own, since the images are a disk of it, and a lab of its own,
 # since the other one's may be up.

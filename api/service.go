@@ -114,8 +114,9 @@ type Files interface {
 	WriteFile(ctx context.Context, a Access, path string, content io.Reader, o WriteOptions) (*FileInfo, error)
 	// Stat describes a file. A symbolic link is not followed.
 	Stat(ctx context.Context, a Access, path string) (*FileInfo, error)
-	// RealPath follows all symbolic links of a path, as realpath(3) does. What
-	// it leads to need not exist.
+	// RealPath follows all symbolic links of a path, as realpath(3) does, but
+	// what it leads to need not exist. It is a BadRequest if what is to be a
+	// directory is none.
 	RealPath(ctx context.Context, a Access, path string) (*RealPath, error)
 	ListFiles(ctx context.Context, a Access, path string) (*FileList, error)
 	// Mkdir makes a directory, and those above it. It is no error if it is

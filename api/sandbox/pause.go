@@ -49,9 +49,12 @@ func (e *Engine) pauseSession(ctx context.Context, b *box, session uint64) error
 	if err == nil {
 		err = outer(e.persist(become, b), "store the record")
 	}
-	if err = e.part(b, m, err); err == nil {
+	if err = b.overtaken(err); err == nil {
+		err = e.takeMachine(b, m)
+	}
+	if err == nil {
 		e.free(b, m) // before it counts as paused, so that who waited for that finds its memory
-		err = e.paused(b, become)
+		err = e.setPaused(b, become)
 	} else {
 		e.goOn(context.WithoutCancel(ctx), b, m)
 	}
@@ -87,24 +90,24 @@ func (e *Engine) putAway(ctx context.Context, b *box, m machine) (stored string,
 	return stored, bytes, outer(err, "pause")
 }
 
-// part takes the machine from a sandbox that is stored, unless err or anything
-// else was in the way.
-func (e *Engine) part(b *box, m machine, err error) error {
+// takeMachine takes the machine from a sandbox that is stored, unless anything was
+// in the way.
+func (e *Engine) takeMachine(b *box, m machine) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := b.overtaken(err); err != nil {
-		return err
-	}
 	if b.m != m {
-		return b.lost
+		return b.overtaken(b.lost)
+	}
+	if err := b.overtaken(nil); err != nil {
+		return err
 	}
 	b.m, b.lost = nil, errPaused
 	return nil
 }
 
-// paused says that a sandbox is paused, which it is whatever happens but that it
+// setPaused says that a sandbox is paused, which it is whatever happens but that it
 // is being destroyed.
-func (e *Engine) paused(b *box, become func(*sandboxRecord)) error {
+func (e *Engine) setPaused(b *box, become func(*sandboxRecord)) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if b.rec.Sandbox.State == api.Destroying {

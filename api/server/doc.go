@@ -16,9 +16,9 @@
 // nowhere: files, archives, output and events. A download that fails after it
 // began ends with the connection, so that it is never taken for whole. A
 // stream of a command has ended only after its last event, exit or error, and that
-// of a build after template or error. A client that takes nothing of a build's
-// log, of events or of what happens to a file for four times [Config.KeepAlive]
-// has gone; a command waits for its client. All end with the base context of the
+// of a build after template or error. A client is waited for, but for that of a
+// build, of which there can be few: if it does not take a piece of the log within
+// four times [Config.KeepAlive] it has gone. All end with the base context of the
 // [http.Server]. It must have no ReadTimeout or WriteTimeout; ReadHeaderTimeout
 // and IdleTimeout are fine.
 //

@@ -38,6 +38,9 @@ type socket struct {
 	stdin   *io.PipeWriter // nil: input is refused
 	control chan api.Control
 	done    sync.WaitGroup
+
+	ending chan struct{}  // closed when only the last message is still to come
+	alive  sync.WaitGroup // keep
 }
 
 func isUpgrade(r *http.Request) bool {
@@ -61,7 +64,7 @@ func (c *call) accept() (*socket, error) {
 		return nil, err
 	}
 	conn.SetReadLimit(-1) // what is read is never kept whole
-	s := &socket{Conn: conn, c: c, control: make(chan api.Control)}
+	s := &socket{Conn: conn, c: c, control: make(chan api.Control), ending: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(c.ctx())
 	return s, nil
 }
@@ -136,7 +139,7 @@ func (s *socket) streams(stdin bool) api.Streams {
 		context.AfterFunc(s.ctx, func() { r.CloseWithError(errDetached) })
 	}
 	s.done.Go(s.read)
-	s.done.Go(s.keep)
+	s.alive.Go(s.keep)
 	return st
 }
 
@@ -224,6 +227,8 @@ func (s *socket) keep() {
 		select {
 		case <-s.ctx.Done():
 			return
+		case <-s.ending:
+			return
 		case <-t.C:
 		}
 		if s.Write(s.ctx, websocket.MessageBinary, []byte{wire.ChannelStdout}) != nil {
@@ -244,6 +249,8 @@ func (s *socket) note(n wire.Note) error {
 
 // end says how the command ended and closes the connection.
 func (s *socket) end(exit *api.Exit, err error) error {
+	close(s.ending)
+	s.alive.Wait() // nothing follows the last message
 	status := websocket.StatusNormalClosure
 	switch {
 	case s.ctx.Err() != nil: // it has gone, or the server is about to

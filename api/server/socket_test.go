@@ -19,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/client"
 	"github.com/forkvm/forkvm/api/internal/apitest"
+	"github.com/forkvm/forkvm/api/internal/wire"
 	"github.com/forkvm/forkvm/api/server"
 )
 
@@ -154,17 +155,7 @@ func TestIdleStreamsAreNotCut(t *testing.T) {
 					io.WriteString(s.Stdout, "y")
 					return &api.Exit{Code: 3}, nil
 				}}
-				l := make(pipes)
-				s := &http.Server{Handler: server.New(fake.Config())}
-				go s.Serve(l)
-				defer s.Close()
-				by, err := client.New("http://pipe", client.Options{Transport: &http.Transport{
-					DialContext: func(context.Context, string, string) (net.Conn, error) {
-						ours, theirs := net.Pipe()
-						l <- theirs
-						return ours, nil
-					},
-				}})
+				by, err := client.New("http://pipe", client.Options{Transport: overPipes(t, fake)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -183,6 +174,60 @@ func TestIdleStreamsAreNotCut(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// overPipes serves over connections that keep nothing which is not read.
+func overPipes(t *testing.T, fake *apitest.Fake) *http.Transport {
+	l := make(pipes)
+	s := &http.Server{Handler: server.New(fake.Config())}
+	go s.Serve(l)
+	t.Cleanup(func() { s.Close() })
+	return &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		l <- theirs
+		return ours, nil
+	}}
+}
+
+// TestExitIsLast: no sign of life follows it, also if one was on its way. Without
+// care one does in a few of these rounds.
+func TestExitIsLast(t *testing.T) {
+	for range 2000 {
+		synctest.Test(t, exitIsLast)
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+func exitIsLast(t *testing.T) {
+	fake := &apitest.Fake{OnRun: func(_ context.Context, _ api.StartRequest, s api.Streams) (*api.Exit, error) {
+		s.Started(apitest.Process(1, "a"))
+		return &api.Exit{Code: 3}, nil
+	}}
+	path := "http://pipe/v1/sandboxes/" + api.NewID(api.SandboxPrefix, apitest.Now) + "/exec/ws"
+	c, _, err := websocket.Dial(t.Context(), path, &websocket.DialOptions{
+		HTTPHeader: http.Header{"X-Access-Token": {apitest.Token}}, HTTPClient: &http.Client{Transport: overPipes(t, fake)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte(`{"argv":["a"]}`)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Hour) // of the bubble: it does not read, and signs of life queue up
+	var last []byte
+	for {
+		_, m, err := c.Read(t.Context())
+		if err != nil {
+			break
+		}
+		last = m
+	}
+	if len(last) == 0 || last[0] != wire.ChannelExit {
+		t.Errorf("the last message is %q", last)
 	}
 }
 

@@ -20,7 +20,7 @@ type stream struct {
 	w         *response
 	rc        *http.ResponseController
 	keepAlive time.Duration
-	patience  time.Duration // after which a client that takes nothing is gone; 0: never
+	patience  time.Duration // in which a client takes an event, or has gone; 0: it is waited for
 
 	mu    sync.Mutex
 	begun bool          // guarded by mu
@@ -30,9 +30,6 @@ type stream struct {
 	alive sync.WaitGroup
 }
 
-// impatience is after how many keep-alives that a client does not take it is gone.
-const impatience = 4
-
 // stream is that of the call, whose end closes it. It waits for a client for as
 // long as that is there.
 func (c *call) stream() *stream {
@@ -40,14 +37,6 @@ func (c *call) stream() *stream {
 		ctx: c.ctx(), w: c.w, rc: http.NewResponseController(c.w), keepAlive: c.KeepAlive, ended: make(chan struct{}),
 	}
 	return c.events
-}
-
-// news is a stream for which nothing is to wait: it ends if the client does not
-// read.
-func (c *call) news() *stream {
-	s := c.stream()
-	s.patience = impatience * c.KeepAlive
-	return s
 }
 
 // close returns when nothing more is written but by send.
@@ -167,7 +156,7 @@ func (c *call) watchEvents() error {
 	if q.After, err = c.number("after", last, 10, 63); err != nil {
 		return err
 	}
-	s := c.news()
+	s := c.stream()
 	err = c.svc.Events(c.ctx(), q, func() { s.send(wire.Ready, "", struct{}{}) }, func(e api.Event) error {
 		return s.send(string(e.Type), strconv.FormatUint(e.Seq, 10), e)
 	})
@@ -193,7 +182,7 @@ func (c *call) watchFile() error {
 	if err != nil {
 		return err
 	}
-	s := c.news()
+	s := c.stream()
 	err = c.box.Watch(c.ctx(), c.access, path, func() { s.send(wire.Ready, "", struct{}{}) }, func(e api.FileEvent) error {
 		return s.send(wire.Changed, "", e)
 	})

@@ -240,7 +240,7 @@ func TestWatches(t *testing.T) {
 
 // TestSilentStreamsAreKeptAlive waits for a comment.
 func TestSilentStreamsAreKeptAlive(t *testing.T) {
-	b := start(t, func(c *server.Config) { c.KeepAlive = 200 * time.Millisecond })
+	b := start(t, func(c *server.Config) { c.KeepAlive = time.Millisecond })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	req, _ := http.NewRequestWithContext(ctx, "GET", b.url+"/v1/events", nil)

@@ -36,6 +36,9 @@ func (c *call) templateLog() error {
 	return c.download("text/plain", log)
 }
 
+// buildPatience is how many keep-alives a client of a build has to take an event.
+const buildPatience = 4
+
 // buildTemplate builds a template and streams its log. The service reads the
 // context to its end before the first event: nothing is read from a client that
 // is being answered. If the client goes, or does not read, the build is given up.
@@ -44,7 +47,8 @@ func (c *call) buildTemplate() error {
 	if err != nil {
 		return err
 	}
-	s := c.news()
+	s := c.stream()
+	s.patience = buildPatience * c.KeepAlive
 	t, err := c.svc.BuildTemplate(c.ctx(), r, archive, output{s, wire.Log})
 	return s.end(c, wire.Built, t, err)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/forkvm/forkvm/api"
 	"github.com/forkvm/forkvm/api/client"
+	"github.com/forkvm/forkvm/internal/descriptors"
 )
 
 // serverVariable is the environment variable with the server's address.
@@ -175,10 +175,8 @@ func startServer(ctx context.Context, state string) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals of this terminal are not for it
-	// Whoever waits for the end of a pipe that this command was given is not to
-	// wait for the server's.
-	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("close_range: %w", err)
+	if err := descriptors.Keep(); err != nil {
+		return err
 	}
 	if err := cmd.Start(); err != nil {
 		return err

@@ -14,20 +14,20 @@ import (
 
 // kind is what records are of.
 type kind struct {
-	name  string
-	list  string // the command that lists them
-	short int    // bytes of an id that people read: enough to tell those of one instant apart
+	word    string
+	list    string                 // the command that lists them
+	shorten func(id string) string // as people read it
 }
 
 var (
-	boxKind   = &kind{"sandbox", "ls", 20}
-	snapKind  = &kind{"snapshot", "snapshot ls", 20}
-	storeKind = &kind{"snapshot", "store ls", 12}
+	boxKind   = &kind{"sandbox", "ls", shortID}
+	snapKind  = &kind{"snapshot", "snapshot ls", shortID}
+	storeKind = &kind{"snapshot", "store ls", short}
 )
 
 // record is what names a sandbox or snapshot.
 type record struct {
-	*kind
+	kind     *kind
 	id, name string
 	about    string // a few words that tell it from others
 }
@@ -40,12 +40,14 @@ func snapRecord(s api.Snapshot) record {
 	return record{snapKind, s.ID, s.Name, fmt.Sprintf("%s (of %s, %s)", s.Name, shortID(s.SandboxID), humanize.Time(s.CreatedAt))}
 }
 
-func shortID(id string) string { return id[:min(len(id), boxKind.short)] }
+// shortID is an id of a server as people read it: the time, and enough of what is
+// random to tell those of one instant apart.
+func shortID(id string) string { return id[:min(len(id), 20)] }
 
 // pick finds the id that a word means: an id, a name, or the beginning of an id.
 func pick(k *kind, all []record, word string) (string, error) {
 	if word == "" {
-		return "", usageError("empty name of a %s", k.name)
+		return "", usageError("empty name of a %s", k.word)
 	}
 	var named, begun []record
 	for _, r := range all {
@@ -64,11 +66,11 @@ func pick(k *kind, all []record, word string) (string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return "", api.Errorf(api.NotFound, "no such %s: %q (try: forkvm %s)", k.name, word, k.list)
+		return "", api.Errorf(api.NotFound, "no such %s: %q (try: forkvm %s)", k.word, word, k.list)
 	case 1:
 		return found[0].id, nil
 	}
-	return "", fmt.Errorf("%q names more than one %s%s", word, k.name, candidates(found))
+	return "", fmt.Errorf("%q names more than one %s%s", word, k.word, candidates(found))
 }
 
 // candidates lists records on lines of their own, but not without end.
@@ -266,7 +268,7 @@ func whileCompleting(cmd *cobra.Command, ask func(context.Context, api.Service))
 func completions(all []record) (words []cobra.Completion) {
 	for _, r := range all {
 		if id, err := pick(r.kind, all, r.name); err == nil && id == r.id {
-			words = append(words, cobra.CompletionWithDesc(r.name, r.kind.name+" "+r.id[:min(len(r.id), r.short)]))
+			words = append(words, cobra.CompletionWithDesc(r.name, r.kind.word+" "+r.kind.shorten(r.id)))
 		}
 		words = append(words, cobra.CompletionWithDesc(r.id, strings.TrimSpace(r.about)))
 	}

@@ -62,8 +62,9 @@ func find(ctx context.Context, store *snapshot.Store, names ...string) (found []
 	if err != nil {
 		return nil, err
 	}
+	records := storeRecords(all)
 	for _, name := range names {
-		id, err := pick(storeKind, storeRecords(all), name)
+		id, err := pick(storeKind, records, name)
 		if err != nil {
 			return nil, err
 		}

@@ -203,7 +203,7 @@ func TestIdleTimeout(t *testing.T) {
 	cmd := c.CommandContext(within(t, 60*time.Second), "cat")
 	cmd.IdleTimeout = idle
 	start := time.Now()
-	in := &talker{until: start.Add(3 * idle)}
+	in := &talker{until: start.Add(3 * idle), end: t.Context().Done()}
 	cmd.Stdin = in
 	var out lastWrite
 	cmd.Stdout = &out
@@ -220,13 +220,17 @@ func TestIdleTimeout(t *testing.T) {
 	}
 }
 
-// talker is an input that comes without a pause until an instant, and does not
-// end then.
-type talker struct{ until time.Time }
+// talker is an input that comes without a pause until an instant, and ends only
+// with the test.
+type talker struct {
+	until time.Time
+	end   <-chan struct{}
+}
 
 func (k *talker) Read(p []byte) (int, error) {
 	if time.Now().After(k.until) {
-		select {}
+		<-k.end
+		return 0, io.EOF
 	}
 	clear(p)
 	return len(p), nil

@@ -164,13 +164,13 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	const lowest = 1024
-	for port := first - 1 - rand.IntN((first-lowest)/2); port >= lowest; port-- {
+	for port := first - 1 - rand.IntN(max(1, (first-lowest)/2)); port >= lowest; port-- {
 		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
 			l.Close()
 			return port
 		}
 	}
-	t.Fatalf("no port between %d and %d is free", lowest, first)
+	t.Fatalf("no port from %d on and below %d, where the kernel's begin, is free", lowest, first)
 	return 0
 }
 
@@ -265,6 +265,8 @@ func TestFails(t *testing.T) { t.Fatal("as it should") }
 	gotest := func(args ...string) result {
 		cmd := exec.CommandContext(inTime, "go", append([]string{"test", "-v", "-exec", lab.Path + " test"}, args...)...)
 		cmd.Dir, cmd.Env = dir, append(lab.Env, "FORKVM_X=x", "GOFLAGS=")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) } // the lab too
 		return finish(t, cmd)
 	}
 	r := gotest("-run=TestTwo", "-coverprofile=cover.out", ".")

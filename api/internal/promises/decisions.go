@@ -122,7 +122,7 @@ var decisions = []Promise{
 			c.Errorf("who was attached: %v", err)
 		}
 		_, err = c.Exec(c.ctx(), s.Access(), api.ExecRequest{Command: api.Command{
-			Argv: []string{"sh", "-c", "sleep 1000 & echo $! >/left; sleep 1000"}, TimeoutSeconds: api.Set[int64](1),
+			Argv: []string{"sh", "-c", "sleep 1000 & echo $! >/left; sleep 1000"}, TimeoutSeconds: api.Set[int64](3),
 		}})
 		c.code(err, api.ExecTimeout)
 		c.sh(s, "test -s /left && while test -d /proc/$(cat /left); do sleep 0.1; done") // it is killed, and ends soon after

@@ -85,7 +85,7 @@ func TestQEMUInheritsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	log, err := os.ReadFile(filepath.Join(dir, qemuLogFile))
-	if err != nil || bytes.Contains(log, []byte(pipe)) {
+	if err != nil || !bytes.Contains(log, []byte(qemuLogFile)) || bytes.Contains(log, []byte(pipe)) {
 		t.Errorf("QEMU has %s, %v:\n%s", pipe, err, log)
 	}
 }

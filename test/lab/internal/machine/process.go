@@ -3,7 +3,6 @@ package machine
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/descriptors"
 )
 
 // userHz is the unit of CPU times in /proc, fixed at 100 a second on x86 (proc_pid_stat(5)).
@@ -40,7 +41,7 @@ func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 	if !c.Detached {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	}
-	if err := keepDescriptors(); err != nil {
+	if err := descriptors.Keep(); err != nil {
 		return nil, 0, err
 	}
 	found := make(chan struct{})
@@ -50,7 +51,9 @@ func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 		started := false
 		if err = cmd.Start(); err == nil {
 			started = true
-			p, start, err = findProcess(cmd.Process.Pid)
+			if p, start, err = findProcess(cmd.Process.Pid); err != nil {
+				cmd.Process.Kill() // or nobody would
+			}
 		}
 		close(found)
 		if started {
@@ -59,16 +62,6 @@ func spawn(c *Config, agentPort int) (p *process, start uint64, err error) {
 	}()
 	<-found
 	return p, start, err
-}
-
-// keepDescriptors keeps what this process was given beside its standard streams from those that it
-// starts. A machine that stays up would hold it open, and whoever waits for the end of such a pipe,
-// as those who run programs do, would wait for the end of the machine.
-func keepDescriptors() error {
-	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("close_range: %w", err)
-	}
-	return nil
 }
 
 // findProcess finds a process that nobody reaps meanwhile, and when it started.
