@@ -73,14 +73,17 @@ bench-page: ## docs/benchmarks.md and its plots, from test/bench/results
 # where there is but one CPU gives way; then, in a lab of its own, what that one
 # would take up last.
 test: lint ## the whole suite
-	@$(MAKE) --no-print-directory -j2 READY=yes first aside
+	@trap 'kill $$first $$aside; exit 143' HUP INT TERM; \
+	$(MAKE) --no-print-directory READY=yes first & first=$$!; \
+	$(MAKE) --no-print-directory READY=yes aside & aside=$$!; \
+	wait $$first; failed=$$?; wait $$aside && exit $$failed
 
 .PHONY: first aside bases
 first:
 	@$(MAKE) --no-print-directory lab-test LAB_PACKAGES="$(filter-out $(LAB_ASIDE),$(LAB_PACKAGES))"
 
 aside: bases
-	@nice -n 19 $(MAKE) --no-print-directory -j1 unit race
+	@nice -n 19 $(MAKE) --no-print-directory unit race
 	@$(MAKE) --no-print-directory python-test
 	@FORKVM_LAB_NAME=lab-aside $(MAKE) --no-print-directory lab-test LAB_PACKAGES="$(LAB_ASIDE)"
 

@@ -3,6 +3,7 @@ package applet
 import (
 	"bufio"
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -294,14 +295,17 @@ func TestSystemCommands(t *testing.T) {
 // TestShellJobsBegin checks that a script's last words do not swallow what it
 // started in the background.
 func TestShellJobsBegin(t *testing.T) {
-	for name, script := range map[string]string{
-		"plain":    `/bin/sh -c "echo x >FILE" &`,
-		"compound": `{ true; /bin/sh -c "echo x >FILE"; } & echo`,
-		"and":      `true && /bin/sh -c "echo x >FILE" & exit 3`,
-		"subshell": `(/bin/sh -c "echo x >FILE" &)`,
-		"function": `f() { /bin/sh -c "echo x >FILE" & }; f`,
-		"loop":     `for i in 1 2 3; do /bin/sh -c "echo x >FILE" & done`,
-		"builtin":  `echo x >FILE &`,
+	for _, c := range []struct {
+		name, script string
+		jobs         int
+	}{
+		{"plain", `/bin/sh -c "echo x >FILE" &`, 1},
+		{"compound", `{ true; /bin/sh -c "echo x >FILE"; } & echo`, 1},
+		{"and", `true && /bin/sh -c "echo x >FILE" & exit 3`, 1},
+		{"subshell", `(/bin/sh -c "echo x >FILE" &)`, 1},
+		{"function", `f() { /bin/sh -c "echo x >FILE" & }; f`, 1},
+		{"loop", `for i in 1 2 3; do /bin/sh -c "echo x >FILE" & done`, 3},
+		{"builtin", `echo x >FILE &`, 1},
 	} {
 		fifo := filepath.Join(t.TempDir(), "fifo")
 		if err := syscall.Mkfifo(fifo, 0o600); err != nil {
@@ -311,14 +315,18 @@ func TestShellJobsBegin(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command(os.Args[0], "sh", "-c", strings.ReplaceAll(script, "FILE", fifo))
+		cmd := exec.Command(os.Args[0], "sh", "-c", strings.ReplaceAll(c.script, "FILE", fifo))
 		cmd.Env = append(os.Environ(), asApplet+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != 3 {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v", c.name, err)
 		}
-		_ = f.SetReadDeadline(time.Now().Add(5 * time.Second))
-		if _, err := f.Read(make([]byte, 2)); err != nil {
-			t.Errorf("%s: %v", name, err)
+		// Of all: one that finds no reader any more would wait for one for ever.
+		words := make([]byte, len("x\n")*c.jobs)
+		_ = f.SetReadDeadline(time.Now().Add(time.Minute))
+		if _, err := io.ReadFull(f, words); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		}
 		f.Close()
 	}
