@@ -17,7 +17,7 @@ const (
 	ExitIRQWindowOpen ExitReason = 7  // see RequestInterruptWindow
 	ExitShutdown      ExitReason = 8  // triple fault, or another end of the guest
 	ExitFailEntry     ExitReason = 9  // see FailEntry
-	ExitIntr          ExitReason = 10 // with unix.EINTR
+	ExitIntr          ExitReason = 10 // with unix.EINTR, see Run
 	ExitSetTPR        ExitReason = 11 // the guest lowered CR8
 	ExitTPRAccess     ExitReason = 12
 	ExitNMI           ExitReason = 16

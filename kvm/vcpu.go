@@ -64,8 +64,9 @@ func (c *VCPU) FD() int { return c.fd.number() }
 // completed by the next Run.
 //
 // unix.EINTR, bare, says that the thread was signalled or immediate_exit is
-// set; ExitReason is ExitIntr then. It is never retried here, because it is how
-// a vCPU is stopped. The Go runtime's own preemption signals cause it too, so a
+// set. ExitReason tells nothing then: it is ExitIntr if the guest was entered, and
+// may be left from before if not. It is never retried here, because it is how a
+// vCPU is stopped. The Go runtime's own preemption signals cause it too, so a
 // caller who sees no reason to stop goes round again. unix.EAGAIN comes back
 // bare as well: a vCPU that waited for INIT or SIPI should be run again.
 func (c *VCPU) Run() error {
